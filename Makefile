@@ -1,0 +1,63 @@
+# Every target sets up what it needs first: .venv from the pins in requirements/, once (scripts/setup.py).
+#
+#   RECIPE=name-or-file.yaml   what to train, evaluate or check; without it `train` takes the embedded default
+#   RUN=folder                 the run or export to work on; without it the newest
+#   ARGS='…'                   more arguments for the command line, e.g. ARGS='grpo.learning_rate=1e-5'
+#   PYTHON=/path/to/python3.11 the Python that .venv is made with
+#   EXTRA=cpu                  the pinned set, requirements/<EXTRA>.txt; remembered in .venv
+#   TORCH_INDEX=URL-or-folder  where the torch wheel comes from: an index, or a folder with wheels; remembered in .venv
+#   SKIP_CHECKS=1              set up without looking for compilers and disk space first
+
+export RECIPE RUN PYTHON EXTRA TORCH_INDEX SKIP_CHECKS
+export RUN_OR_RECIPE = $(or $(RUN),$(RECIPE))
+
+TOOLKIT := .venv/bin/python -m toolkit
+# As words for the shell, from the environment: spaces in a name survive, an empty variable is no argument.
+RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
+RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train eval export-merged export-gguf verify check test format clean distclean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
+	    printf '  make %-14s %s\n' "$$target" "$$text"; done
+	@echo; sed -n 's/^#   /  /p' Makefile
+
+setup: ## create .venv with the pinned packages; nothing to do when it is ready
+	@sh scripts/setup.sh
+
+train: setup ## train RECIPE, evaluate it, export it and verify the export
+	@$(TOOLKIT) train $(RECIPE_WORD) --to verify $(ARGS)
+
+eval: setup ## compare base and tuned on held-out problems (RUN, else the newest run)
+	@$(TOOLKIT) eval $(RUN_WORD) $(ARGS)
+
+export-merged: setup ## write the merged 16-bit model only (RUN, else the newest run)
+	@$(TOOLKIT) export $(RUN_WORD) --format merged $(ARGS)
+
+export-gguf: setup ## write the GGUF files (RUN, else the newest run)
+	@$(TOOLKIT) export $(RUN_WORD) --format gguf $(ARGS)
+
+verify: setup ## prove that the exported files answer as the trained model (RUN, else the newest export)
+	@$(TOOLKIT) verify $(RUN_WORD) $(ARGS)
+
+check: setup ## with RECIPE: check that recipe; without: format, lint, types and layers of the code
+	@if [ -n "$$RECIPE" ]; then exec $(TOOLKIT) check "$$RECIPE" $(ARGS); fi; set -ex; \
+	.venv/bin/ruff format --check .; \
+	.venv/bin/ruff check .; \
+	.venv/bin/python -m pyright; \
+	.venv/bin/lint-imports
+
+test: setup ## run the tests, offline (ARGS='-k name' picks some)
+	@.venv/bin/python -m pytest $(ARGS)
+
+format: setup ## rewrite the code as `make check` wants it
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+clean: ## remove caches; keeps .venv, runs and exports
+	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info unsloth_compiled_cache
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## remove .venv as well; keeps runs and exports
+	@rm -rf .venv .setup.lock

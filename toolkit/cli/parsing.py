@@ -1,0 +1,80 @@
+"""Words of the command line -> options, a recipe, a folder. It calls no step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from toolkit import console
+from toolkit.errors import ToolkitError, nearest
+
+if TYPE_CHECKING:
+    from toolkit.recipe import Loaded
+
+_RECIPE_HELP = (
+    "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse whose errors are ours: one panel, exit code 2, and the nearest option."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ToolkitError(message, hint=f"{self.prog} --help")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Options may stand anywhere among the words."""
+        arguments, unknown = self.parse_known_intermixed_args(list(words))
+        if unknown:
+            near = nearest(unknown[0].split("=")[0], self._option_string_actions)
+            hint = f"did you mean {near}?" if near else f"{self.prog} --help"
+            raise ToolkitError(f"unknown option {unknown[0][:60]}", hint=hint)
+        return arguments
+
+
+def recipe_words(parser: Parser, *more: str) -> None:
+    parser.add_argument("words", nargs="*", metavar=" ".join(["RECIPE", *more]), help=_RECIPE_HELP)
+
+
+def with_recipe(words: Sequence[str]) -> list[str]:
+    """The words of a command with its recipe in front. Without one it is the default, which is said."""
+    from toolkit.recipe import DEFAULT_RECIPE
+
+    if words and ("=" not in words[0] or os.path.isfile(words[0])):
+        return list(words)
+    console.err.print(f"recipe: {DEFAULT_RECIPE} (the default)")
+    return [DEFAULT_RECIPE, *words]
+
+
+def load(words: Sequence[str]) -> Loaded:
+    """The recipe that the words of a command mean."""
+    from toolkit.recipe import load_recipe
+
+    name, *overrides = with_recipe(words)
+    return load_recipe(name, overrides)
+
+
+def folder(given: str | None, parent: str, newest: Callable[[], Path | None]) -> Path:
+    """The run or export that was named, by path or id below `parent`; else the newest, which is printed."""
+    if given is None:
+        found = newest()
+        if found is None:
+            make = "toolkit train" if parent == "runs" else "toolkit export"
+            raise ToolkitError(f"there is nothing in {parent}/ yet", hint=make)
+        console.say(f"{parent[:-1]}: {console.untrusted(found)} (the newest)")
+        return found
+    for path in (Path(given), Path(parent) / given):
+        if path.is_dir():
+            return path
+    ids = [path.name for path in Path(parent).iterdir() if path.is_dir()] if Path(parent).is_dir() else []
+    near = nearest(Path(given).name, ids)
+    raise ToolkitError(f"there is no folder {given}", hint=f"did you mean {parent}/{near}?" if near else None)
+
+
+def run_folder(given: str | None) -> Path:
+    from toolkit.rundir import newest_run
+
+    return folder(given, "runs", newest_run)

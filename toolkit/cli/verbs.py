@@ -1,0 +1,247 @@
+"""The verbs: what each accepts and which step it calls. What a step does stands in the step.
+
+Every import that costs time happens inside the function of its verb, after the recipe is known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit import console
+from toolkit.cli.parsing import Parser, folder, load, recipe_words, run_folder, with_recipe
+from toolkit.cli.pipeline import run_stages
+from toolkit.errors import ToolkitError, VerifyFailed, nearest
+
+if TYPE_CHECKING:
+    from toolkit.recipe import Loaded
+
+Arguments = argparse.Namespace
+STAGES = ("train", "eval", "export", "verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One command: its line in the help, its arguments, and what it calls. `run` returns the exit code."""
+
+    summary: str
+    add_arguments: Callable[[Parser], object]
+    run: Callable[[Arguments], int]
+
+
+def _train_arguments(parser: Parser) -> None:
+    recipe_words(parser)
+    parser.add_argument(
+        "--resume", metavar="RUN", help="continue an interrupted run with the recipe it began with"
+    )
+    parser.add_argument(
+        "--to", choices=STAGES, default="train", help="go on, each stage in a process of its own"
+    )
+    parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
+
+
+def _train(arguments: Arguments) -> int:
+    if arguments.resume and arguments.words:
+        raise ToolkitError("a resumed run keeps the recipe it began with", hint="toolkit train --resume RUN")
+    if arguments.to != "train":
+        words = ["--resume", arguments.resume] if arguments.resume else with_recipe(arguments.words)
+        if not arguments.resume:
+            load(words)  # every fault of the recipe before the first process
+        return run_stages(words, to=arguments.to, stages=STAGES)
+    resume = run_folder(arguments.resume) if arguments.resume else None
+    loaded = _resumed_recipe(resume) if resume else load(arguments.words)
+    from toolkit.train import train
+
+    _note(arguments, train(loaded, resume=resume))
+    return 0
+
+
+def _resumed_recipe(run: Path) -> Loaded:
+    from toolkit.recipe import load_resolved
+
+    return load_resolved(run / "recipe.json")
+
+
+def _note(arguments: Arguments, folder: Path) -> None:
+    """Tell the pipeline, which waits in another process, which folder was made."""
+    if arguments.note_folder:
+        Path(arguments.note_folder).write_text(str(folder), encoding="utf-8")
+
+
+def _eval_arguments(parser: Parser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder or id; default: the newest")
+
+
+def _eval(arguments: Arguments) -> int:
+    from toolkit.evaluate import evaluate_run
+
+    evaluate_run(run_folder(arguments.run))
+    return 0
+
+
+def _export_arguments(parser: Parser) -> None:
+    _eval_arguments(parser)
+    parser.add_argument("--format", choices=("merged", "gguf", "all"), help="default: as the recipe says")
+    parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
+
+
+def _export(arguments: Arguments) -> int:
+    from toolkit.export import export_run
+
+    run = run_folder(arguments.run)
+    wanted = _resumed_recipe(run).recipe.export
+    quants: list[str] = [] if arguments.format == "merged" else list(wanted.gguf)
+    if arguments.format == "gguf" and not quants:
+        raise ToolkitError("this run's recipe names no GGUF type", hint="toolkit export --format merged")
+    # With gguf the merged folder stays where the recipe wants it: verification compares with it.
+    merged = wanted.merged or arguments.format in ("merged", "all")
+    record = export_run(run, merged=merged, quants=quants)
+    _note(arguments, record.folder)
+    return 0
+
+
+def _verify_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "export", nargs="?", metavar="EXPORT", help="an export's folder or id; default: the newest"
+    )
+
+
+def _verify(arguments: Arguments) -> int:
+    from toolkit.rundir import newest_export
+    from toolkit.verify import verify_export
+
+    export = folder(arguments.export, "exports", newest_export)
+    if not verify_export(export).passed:
+        raise VerifyFailed("the shipped files do not answer as the trained model did", where=str(export))
+    return 0
+
+
+def _check_arguments(parser: Parser) -> None:
+    recipe_words(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _check(arguments: Arguments) -> int:
+    loaded = load(arguments.words)
+    from toolkit.preflight import check, show
+
+    report = check(loaded)
+    if arguments.json:
+        console.raw_json(report.as_json(), indent=2)
+    else:
+        show(report)
+    return 0 if report.passed else 1
+
+
+def _recipes_arguments(parser: Parser) -> None:
+    parser.add_argument("action", nargs="?", default="list", metavar="list|show", help="default: list")
+    recipe_words(parser)
+
+
+def _recipes(arguments: Arguments) -> int:
+    if arguments.action == "show":
+        return _show_recipe(load(arguments.words))
+    if arguments.action != "list" or arguments.words:
+        raise _unknown_action("recipes", arguments.action, ("list", "show"))
+    from toolkit.recipe import DEFAULT_RECIPE, list_recipes
+
+    rows = [
+        (
+            entry.name + (" (default)" if entry.name == DEFAULT_RECIPE else ""),
+            console.untrusted(entry.description),
+        )
+        for entry in list_recipes()
+    ]
+    console.table("", ("recipe", "description"), rows)
+    return 0
+
+
+def _show_recipe(loaded: Loaded) -> int:
+    import json
+
+    rows = [
+        (
+            key,
+            console.untrusted(json.dumps(loaded.values[key], ensure_ascii=False)),
+            console.untrusted(source),
+        )
+        for key, source in loaded.provenance.items()
+    ]
+    console.table(console.untrusted(f"{loaded.name} ({loaded.path})"), ("key", "value", "source"), rows)
+    return 0
+
+
+def _unknown_action(verb: str, given: str, actions: Sequence[str]) -> ToolkitError:
+    near = nearest(given, actions)
+    hint = f"did you mean toolkit {verb} {near}?" if near else f"toolkit {verb} {'|'.join(actions)}"
+    return ToolkitError(f"toolkit {verb} knows no {given[:60]}", hint=hint)
+
+
+def _rewards_arguments(parser: Parser) -> None:
+    parser.add_argument("action", nargs="?", default="list", metavar="list|score|lint", help="default: list")
+    recipe_words(parser, "[FILE]")
+    parser.add_argument("--json", action="store_true", help="lint: print the report as JSON")
+
+
+def _rewards(arguments: Arguments) -> int:
+    actions = {"list": _rewards_list, "score": _rewards_score, "lint": _rewards_lint}
+    if arguments.action not in actions:
+        raise _unknown_action("rewards", arguments.action, tuple(actions))
+    return actions[arguments.action](arguments)
+
+
+def _rewards_list(_: Arguments) -> int:
+    from toolkit.rewards import REWARDS
+
+    rows = [
+        (name, console.untrusted((kind.__doc__ or "").strip().split("\n")[0]))
+        for name, kind in REWARDS.items()
+    ]
+    console.table("", ("reward", "what it pays"), rows)
+    return 0
+
+
+def _rewards_score(arguments: Arguments) -> int:
+    if len(arguments.words) < 2:
+        raise ToolkitError(
+            "a recipe and a file of completions are needed", hint="toolkit rewards score RECIPE FILE"
+        )
+    recipe, file, *overrides = arguments.words
+    loaded = load([recipe, *overrides])
+    from toolkit.rewards.scoring import score_file
+
+    for scores in score_file(loaded.recipe.rewards, Path(file)):
+        console.raw_json(scores)
+    return 0
+
+
+def _rewards_lint(arguments: Arguments) -> int:
+    loaded = load(arguments.words)
+    from toolkit.preflight import lint_rewards, show_lint
+
+    report = lint_rewards(loaded.recipe)
+    if arguments.json:
+        console.raw_json(
+            {"schema_version": 1, "passed": report.ok} | report.model_dump(mode="json"), indent=2
+        )
+    else:
+        show_lint(report)
+    return report.exit_code
+
+
+VERBS = {
+    "train": Verb("train a recipe (default: the embedded one) into runs/", _train_arguments, _train),
+    "eval": Verb("measure a run on held-out rows, base against tuned", _eval_arguments, _eval),
+    "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
+    "verify": Verb("show that an export answers as the trained model does", _verify_arguments, _verify),
+    "check": Verb("find out beforehand what would go wrong with a recipe", _check_arguments, _check),
+    "recipes": Verb(
+        "list the recipes, or show one with the source of each value", _recipes_arguments, _recipes
+    ),
+    "rewards": Verb(
+        "list the rewards, score a file of completions, or lint a recipe", _rewards_arguments, _rewards
+    ),
+}

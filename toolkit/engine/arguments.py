@@ -1,0 +1,142 @@
+"""From a recipe and a machine's setting to the arguments of Unsloth, peft and TRL: pure mappings, nothing is built here.
+
+Every argument that decides the algorithm is passed, never left to a default: TRL's defaults and Unsloth's differ, and both change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toolkit.engine.generate import Sampling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from toolkit.engine.machine import Setting
+    from toolkit.recipe import Recipe
+
+
+def load_arguments(recipe: Recipe, setting: Setting, source: str) -> dict[str, Any]:
+    """For `FastLanguageModel.from_pretrained`."""
+    model = recipe.model
+    arguments: dict[str, Any] = {
+        "model_name": source,
+        "revision": model.revision,
+        "max_seq_length": model.max_seq_length,
+        "load_in_4bit": model.load_in_4bit,
+        "dtype": setting.dtype,
+        "fast_inference": setting.fast_inference,
+        "use_gradient_checkpointing": checkpointing(recipe),
+        "random_state": recipe.seed,
+    }
+    if setting.fast_inference:
+        arguments |= {"gpu_memory_utilization": model.gpu_memory_utilization, "max_lora_rank": model.lora.r}
+    return arguments
+
+
+def adapter_arguments(recipe: Recipe) -> dict[str, Any]:
+    """For `FastLanguageModel.get_peft_model`."""
+    lora = recipe.model.lora
+    return {
+        "r": lora.r,
+        "lora_alpha": lora.lora_alpha,
+        "lora_dropout": lora.lora_dropout,
+        "target_modules": list(lora.target_modules),
+        "use_rslora": lora.use_rslora,
+        "bias": "none",
+        "random_state": recipe.seed,
+        "use_gradient_checkpointing": checkpointing(recipe),
+    }
+
+
+def checkpointing(recipe: Recipe) -> str | bool:
+    """Unsloth's own kind, which also moves activations off the GPU, or none."""
+    return "unsloth" if recipe.grpo.gradient_checkpointing else False
+
+
+def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
+    """For `trl.GRPOConfig`."""
+    grpo = recipe.grpo
+    passed = (
+        "num_generations", "max_completion_length", "max_steps", "learning_rate", "temperature", "top_p", "top_k", "min_p",
+        "repetition_penalty", "beta", "loss_type", "scale_rewards", "importance_sampling_level", "epsilon", "epsilon_high",
+        "delta", "num_iterations", "mask_truncated_completions", "adam_beta1", "adam_beta2", "weight_decay", "warmup_steps",
+        "lr_scheduler_type", "max_grad_norm", "save_steps",
+    )  # fmt: skip
+    passes = grpo.completions_per_step // setting.batch_rows
+    return {
+        **_common(recipe, setting, folder),
+        **{name: getattr(grpo, name) for name in passed},
+        "optim": setting.optim,
+        "per_device_train_batch_size": setting.batch_rows,
+        "gradient_accumulation_steps": passes,
+        "steps_per_generation": passes,
+        "reward_weights": [reward.weight for reward in recipe.rewards],
+        "gradient_checkpointing": grpo.gradient_checkpointing,
+        "use_vllm": setting.fast_inference,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "shuffle_dataset": True,
+        "remove_unused_columns": False,
+    }
+
+
+def warmup_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
+    """For `trl.SFTConfig`. Only the completion is learned, not the prompt."""
+    warmup = recipe.warmup
+    assert warmup is not None
+    return {
+        **_common(recipe, setting, folder),
+        "max_steps": warmup.max_steps,
+        "per_device_train_batch_size": warmup.batch_size,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": warmup.learning_rate,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 0.1,
+        "optim": setting.optim,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "max_length": recipe.model.max_seq_length,
+        "completion_only_loss": True,
+        "packing": False,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "gradient_checkpointing": recipe.grpo.gradient_checkpointing,
+    }
+
+
+def _common(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder),
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "bf16": setting.device == "cuda" and setting.dtype == "bfloat16",
+        "fp16": setting.device == "cuda" and setting.dtype == "float16",
+        "use_cpu": setting.device == "cpu",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": setting.device == "cuda",
+    }
+
+
+def training_sampling(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
+    """How rollouts are drawn, and the samples of the evaluation."""
+    grpo = recipe.grpo
+    return Sampling(
+        max_new_tokens=grpo.max_completion_length,
+        temperature=grpo.temperature,
+        top_p=grpo.top_p,
+        top_k=grpo.top_k,
+        min_p=grpo.min_p,
+        repetition_penalty=grpo.repetition_penalty,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def greedy_sampling(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
+    """The likeliest token each time, to the same length."""
+    return Sampling(
+        max_new_tokens=recipe.grpo.max_completion_length, temperature=0.0, stop_token_ids=stop_token_ids
+    )

@@ -1,0 +1,186 @@
+"""Loads a base model through Unsloth and puts adapters on it. The order of imports that Unsloth needs stands here.
+
+Unsloth rewrites trl, transformers and peft when it is imported, so it comes before them, in this module only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.engine.arguments import adapter_arguments, load_arguments
+from toolkit.engine.machine import Machine, Setting, resolve, this_machine
+from toolkit.engine.source import training_source
+from toolkit.errors import EngineError, MissingExtraError
+
+if TYPE_CHECKING:
+    from toolkit.recipe import Recipe
+
+NO_CHAT_TEMPLATE = "the base model has no chat template, so its prompts cannot be rendered"
+
+
+@dataclass
+class Policy:
+    """A loaded model with its tokenizer, and what the machine made of the recipe."""
+
+    model: Any
+    tokenizer: Any
+    machine: Machine
+    setting: Setting
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer: the tokenizer's and the generation config's."""
+        configured = self.model.generation_config.eos_token_id
+        several = configured if isinstance(configured, list) else [configured]
+        return tuple(dict.fromkeys(i for i in (self.tokenizer.eos_token_id, *several) if i is not None))
+
+    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        """The chat through the template, ready for the answer, as token ids."""
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def text(self, token_ids: list[int]) -> str:
+        """Token ids as text, without special tokens."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def import_unsloth() -> Any:
+    """The module, imported before everything it rewrites. It sends nothing and says nothing of itself."""
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import unsloth
+    except ImportError as error:
+        raise MissingExtraError("unsloth", "cpu") from error
+    return unsloth
+
+
+def load_policy(recipe: Recipe) -> Policy:
+    """The base model as the recipe asks for it, without an adapter."""
+    unsloth = import_unsloth()
+    import torch
+
+    machine = this_machine()
+    setting = resolve(recipe, machine)
+    if machine.device == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", machine.threads)))
+    torch.manual_seed(recipe.seed)
+    arguments = load_arguments(recipe, setting, training_source(recipe.model))
+    with quiet_progress():
+        model, tokenizer = unsloth.FastLanguageModel.from_pretrained(**arguments)
+    if not tokenizer.chat_template:
+        raise EngineError(NO_CHAT_TEMPLATE, where=recipe.model.source, hint="take its instruct variant")
+    return Policy(model, tokenizer, machine, setting)
+
+
+def add_adapter(policy: Policy, recipe: Recipe) -> None:
+    """Put a fresh, trainable adapter on the model."""
+    policy.model = import_unsloth().FastLanguageModel.get_peft_model(
+        policy.model, **adapter_arguments(recipe)
+    )
+
+
+def load_adapter(policy: Policy, folder: Path, name: str) -> None:
+    """Put a saved adapter on the model under a name, for generating; the base stays reachable."""
+    from peft import PeftModel
+
+    if isinstance(policy.model, PeftModel):
+        policy.model.load_adapter(str(folder), adapter_name=name)
+    else:
+        policy.model = PeftModel.from_pretrained(policy.model, str(folder), adapter_name=name)
+
+
+def read_adapter_weights(policy: Policy, folder: Path) -> None:
+    """Fill the model's trainable adapter with saved weights, one to one."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    loaded = set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
+    if loaded.unexpected_keys:
+        raise EngineError(
+            f"the adapter does not fit the model: {loaded.unexpected_keys[:3]}", where=str(folder)
+        )
+
+
+def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
+    """The trainable adapter in peft's format. The base is named as the recipe names it, not by a path of this machine."""
+    policy.model.peft_config["default"].base_model_name_or_path = recipe.model.source
+    policy.model.save_pretrained(folder, selected_adapters=["default"])
+
+
+def adapter_fingerprint(model: Any) -> str:
+    """A hash of the adapter's weights: unchanged after training means that nothing was learned."""
+    import hashlib
+
+    import torch
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if ".default." in name:
+            digest.update(name.encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def for_generation(policy: Policy, adapter: str | None) -> Iterator[Any]:
+    """The model ready to generate with this adapter (None: the bare base), its weights restored bit for bit afterwards.
+
+    Where the base is 16-bit the adapter is added into the weights meanwhile, which saves three products per projection;
+    into 4-bit weights it would be rounded away, so there it stays beside them.
+    """
+    import torch
+    from peft import PeftModel
+
+    model = policy.model
+    was_training = model.training
+    model.eval()
+    try:
+        if not isinstance(model, PeftModel):
+            yield model
+        elif adapter is None:
+            with model.disable_adapter():
+                yield model
+        elif any(type(module).__name__ == "Linear4bit" for module in model.modules()):
+            model.set_adapter(adapter)
+            yield model
+        else:
+            with torch.no_grad(), _merged(model, adapter):
+                yield model
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _merged(model: Any, adapter: str) -> Iterator[None]:
+    layers = [module for module in model.modules() if adapter in getattr(module, "lora_A", {})]
+    kept = [layer.get_base_layer().weight.data.clone() for layer in layers]
+    model.merge_adapter([adapter])
+    try:
+        yield
+    finally:
+        model.unmerge_adapter()
+        for layer, weight in zip(layers, kept, strict=True):
+            layer.get_base_layer().weight.data.copy_(weight)  # subtracting again would leave rounding behind
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """Libraries' own progress bars off."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    was_off = are_progress_bars_disabled()
+    disable_progress_bars()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        if not was_off:
+            enable_progress_bars()

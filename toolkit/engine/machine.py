@@ -1,0 +1,141 @@
+"""What this machine is, and what of a recipe it has to change. Every change is named with its reason.
+
+It loads no model. The numbers come from torch, so the first question costs torch's import.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from toolkit.recipe import Recipe
+
+MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Tokens (rows times their longest length) in one backward pass, unless the recipe names a batch."""
+
+PACKAGES = (
+    "torch", "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "bitsandbytes", "datasets", "accelerate",
+    "tokenizers", "safetensors", "reasoning-gym", "llama-cpp-python", "gguf", "vllm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The part of the machine that decides how a recipe runs."""
+
+    device: Literal["cpu", "cuda"]
+    bf16: bool
+    name: str
+    threads: int
+    memory_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the recipe that this machine replaced."""
+
+    key: str
+    asked: Any
+    used: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The values of a recipe that depend on the machine, as they are used."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["bfloat16", "float16", "float32"]
+    fast_inference: bool
+    optim: str
+    batch_rows: int
+    changes: tuple[Change, ...] = ()
+
+
+def this_machine() -> Machine:
+    """The machine at hand."""
+    import psutil
+    import torch
+
+    memory = round(psutil.virtual_memory().total / 2**30, 1)
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if torch.cuda.is_available() and os.environ.get("UNSLOTH_FORCE_CPU") != "1":
+        return Machine("cuda", torch.cuda.is_bf16_supported(), torch.cuda.get_device_name(), threads, memory)
+    # A CPU without native bfloat16 emulates it, slower than float32.
+    native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return Machine("cpu", native, platform.processor() or platform.machine(), threads, memory)
+
+
+def resolve(recipe: Recipe, machine: Machine) -> Setting:
+    """The recipe's machine-dependent values for this machine, with every change that had to be made."""
+    setting = Setting(
+        device=machine.device,
+        dtype=_dtype(recipe.model.dtype, machine),
+        fast_inference=recipe.model.fast_inference,
+        optim=recipe.grpo.optim,
+        batch_rows=batch_rows(recipe, machine),
+    )
+    changes = tuple(_changes(recipe, machine))
+    used = {change.key.rpartition(".")[2]: change.used for change in changes}
+    return replace(setting, **used, changes=changes)
+
+
+def _dtype(asked: str, machine: Machine) -> Any:
+    if asked != "auto":
+        return asked
+    if machine.bf16:
+        return "bfloat16"
+    return "float16" if machine.device == "cuda" else "float32"
+
+
+def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
+    asked, changes = recipe.model.dtype, []
+    if machine.device == "cpu":
+        if recipe.model.fast_inference:
+            changes.append(Change("model.fast_inference", True, False, "Unsloth's vLLM needs a GPU"))
+        if "8bit" in recipe.grpo.optim or "paged" in recipe.grpo.optim:
+            why = "paged and 8-bit optimisers need a GPU"
+            changes.append(Change("grpo.optim", recipe.grpo.optim, "adamw_torch_fused", why))
+        if asked == "float16":
+            used = "bfloat16" if machine.bf16 else "float32"
+            changes.append(Change("model.dtype", asked, used, "float16 is emulated on a CPU"))
+    elif asked == "bfloat16" and not machine.bf16:
+        changes.append(Change("model.dtype", asked, "float16", f"{machine.name} has no bfloat16"))
+    return changes
+
+
+def batch_rows(recipe: Recipe, machine: Machine) -> int:
+    """Completions in one backward pass: the recipe's, else what fits, and always a divisor of a step's completions.
+
+    Whole groups where they fit: Unsloth's GPU trainer silently takes the group size where the batch does not divide by it.
+    """
+    grpo, total = recipe.grpo, recipe.grpo.completions_per_step
+    if grpo.per_device_train_batch_size is not None:
+        return grpo.per_device_train_batch_size
+    fits = max(1, MICRO_BATCH_TOKENS[machine.device] // (grpo.max_prompt_length + grpo.max_completion_length))
+    groups = [
+        rows for rows in range(grpo.num_generations, total + 1, grpo.num_generations) if total % rows == 0
+    ]
+    smaller = [rows for rows in range(1, total + 1) if total % rows == 0 and rows <= fits]
+    return max([rows for rows in groups if rows <= fits] or smaller)
+
+
+def versions() -> dict[str, str]:
+    """The installed version of every package that decides a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """The machine for the manifest. No host name, user or path: a manifest may be published."""
+    return {**asdict(machine), "system": platform.system(), "architecture": platform.machine()}

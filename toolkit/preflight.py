@@ -1,0 +1,202 @@
+"""What can be known before the first expensive minute: a recipe's data, rewards and plan. Loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from toolkit import console
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.recipe import Loaded, Recipe
+    from toolkit.rewards.lint import LintReport
+    from toolkit.tasks.base import Row
+
+SCHEMA_VERSION = 1
+Status = Literal["ok", "warning", "failed"]
+_COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: its value, whether that is well, and, where it is not, the way out."""
+
+    part: str
+    what: str
+    value: Any
+    status: Status = "ok"
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings about one recipe."""
+
+    recipe: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether training may start. Warnings do not stop it."""
+        return all(finding.status != "failed" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for a program."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "recipe": self.recipe,
+            "passed": self.passed,
+            "findings": findings,
+        }
+
+
+def check(loaded: Loaded) -> Report:
+    """Look at everything. Data that cannot be read is a finding, and what needs it is left out."""
+    from toolkit.rewards.lint import lint
+
+    recipe = loaded.recipe
+    written = sum(source != "default" for source in loaded.provenance.values())
+    findings = [
+        Finding("recipe", "keys set", written),
+        Finding("recipe", "keys left at their default", len(loaded.values) - written),
+    ]
+    try:
+        train, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
+    except ToolkitError as error:
+        findings.append(Finding("data", error.where or "rows", error.message, "failed", error.hint))
+        return Report(loaded.name, tuple(findings))
+    findings += _data(recipe, train, heldout)
+    findings += _rewards(lint(recipe.rewards, [*train, *heldout], recipe.task))
+    findings += _plan(recipe, train, heldout)
+    return Report(loaded.name, tuple(findings))
+
+
+def show(report: Report) -> None:
+    """The report as a table on the terminal, and one line that says what it comes to."""
+    rows = [
+        (
+            finding.part,
+            finding.what,
+            console.untrusted(finding.value),
+            f"[{_COLOURS[finding.status]}]{finding.status}[/]",
+            console.untrusted(finding.hint or ""),
+        )
+        for finding in report.findings
+    ]
+    console.table(console.untrusted(report.recipe), ("part", "what", "found", "", "way out"), rows)
+    failed = sum(finding.status == "failed" for finding in report.findings)
+    console.say("[green]ready to train[/]" if report.passed else f"[red]{failed} of these stop a training[/]")
+
+
+def _data(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:
+    need = recipe.grpo.prompts_per_step
+    enough = len(train) >= need
+    yield Finding(
+        "data",
+        "training rows",
+        len(train),
+        "ok" if enough else "failed",
+        None if enough else f"one step needs {need} rows (grpo.prompts_per_step)",
+    )
+    yield from _heldout(recipe, heldout)
+    yield from _overlap(recipe, train, heldout)
+    if recipe.warmup is not None:
+        worked = sum(recipe.task.worked(row) is not None for row in train)
+        status: Status = "failed" if not worked else "warning" if worked < recipe.warmup.rows else "ok"
+        hint = f"the warm-up reads {recipe.warmup.rows}; without worked solutions set warmup: null"
+        yield Finding("data", "rows with a worked solution", worked, status, None if status == "ok" else hint)
+
+
+def _heldout(recipe: Recipe, heldout: Sequence[Row]) -> Iterator[Finding]:
+    asked = recipe.eval.rows
+    status: Status = "failed" if not heldout else "warning" if len(heldout) < asked else "ok"
+    hint = None if status == "ok" else f"eval.rows asks for {asked}"
+    yield Finding("data", "held-out rows", len(heldout), status, hint)
+
+
+def _overlap(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:
+    """Questions in both halves, compared as they are and again without case and spacing."""
+    removed = getattr(recipe.task, "overlap_removed", None)
+    if removed is not None:
+        yield Finding("data", "training rows replaced because they are held out", removed)
+    kept = {row.question for row in heldout}
+    exact = sum(row.question in kept for row in train)
+    yield Finding(
+        "data",
+        "training rows that are also held out",
+        exact,
+        "failed" if exact else "ok",
+        "the evaluation would measure memory: separate the files" if exact else None,
+    )
+    folded = {_folded(text) for text in kept}
+    near = sum(_folded(row.question) in folded for row in train) - exact
+    yield Finding("data", "… but for case and spacing", near, "warning" if near else "ok")
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _rewards(report: LintReport) -> Iterator[Finding]:
+    """What the reward lint says. The faults of a published function that was asked for are warnings."""
+    yield Finding("rewards", "golds tried", report.rows)
+    yield Finding(
+        "rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}"
+    )
+    yield Finding(
+        "rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}"
+    )
+    for problem in report.problems:
+        stops = problem.level == "error" and not problem.legacy
+        hint = (
+            "the reward was asked to be as published (legacy)" if problem.legacy else "toolkit rewards lint"
+        )
+        yield Finding(
+            "rewards", problem.reward or "all", problem.message, "failed" if stops else "warning", hint
+        )
+
+
+def lint_rewards(recipe: Recipe) -> LintReport:
+    """The reward lint over all rows of both splits."""
+    from toolkit.rewards.lint import lint
+
+    return lint(recipe.rewards, [*recipe.task.rows("train"), *recipe.task.rows("heldout")], recipe.task)
+
+
+def show_lint(report: LintReport) -> None:
+    """What each reward pays for texts that are no answer, then the problems."""
+    names = list(report.probes[0].pays) if report.probes else []
+    rows = [
+        (probe.name, *(probe.pays[name] for name in names), round(probe.total, 3)) for probe in report.probes
+    ]
+    console.table("what is paid for texts that are no answer", ("text", *names, "total"), rows)
+    console.say(f"{report.rows} golds tried; totals from {report.lowest_total:g} to {report.highest_total:g}")
+    console.say(f"{report.correctness_share:.0%} of the highest total is for the right answer")
+    for problem in report.problems:
+        colour = "red" if problem.level == "error" else "yellow"
+        console.say(f"[{colour}]{problem.level}[/]: {console.untrusted(problem.message)}")
+    console.say("[green]no errors[/]" if report.ok else f"[red]{len(report.errors)} errors[/]")
+
+
+def _plan(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:
+    """The arithmetic of the run: what one step is, and how much there will be."""
+    grpo = recipe.grpo
+    prompts = grpo.prompts_per_step * grpo.max_steps
+    if recipe.warmup is not None:
+        yield Finding("plan", "warm-up, worked solutions", recipe.warmup.rows)
+    yield Finding("plan", "prompts per step", grpo.prompts_per_step)
+    yield Finding("plan", "completions per prompt (group size)", grpo.num_generations)
+    yield Finding("plan", "completions per step", grpo.completions_per_step)
+    yield Finding("plan", "steps", grpo.max_steps)
+    if train:
+        yield Finding("plan", "steps per epoch", round(len(train) / grpo.prompts_per_step, 1))
+        yield Finding("plan", "epochs", round(prompts / len(train), 3))
+    yield Finding("plan", "completions in all", grpo.completions_per_step * grpo.max_steps)
+    tokens = grpo.completions_per_step * grpo.max_steps * grpo.max_completion_length
+    yield Finding("plan", "completion tokens in all, at most", tokens)
+    models = 2 if recipe.warmup is None else 3
+    answers = min(recipe.eval.rows, len(heldout)) * (recipe.eval.samples + recipe.eval.greedy) * models
+    yield Finding("plan", "answers in the evaluation", answers)

@@ -1,0 +1,117 @@
+"""Rules that tie several keys of a recipe together. They read a recipe, or a faulty one's data.
+
+So the loader can report them beside the other faults: a rule is left out only where a key it reads is faulty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+Get = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Keys that do not agree (the ones to change first), why, and values that work."""
+
+    keys: tuple[str, ...]
+    message: str
+    hint: str
+
+
+def _fits_sequence(get: Get) -> Problem | None:
+    prompt, completion = get("grpo.max_prompt_length"), get("grpo.max_completion_length")
+    limit = get("model.max_seq_length")
+    if prompt + completion <= limit:
+        return None
+    room = f"max_completion_length of at most {limit - prompt}, or " if prompt < limit else ""
+    return Problem(
+        ("grpo.max_completion_length", "grpo.max_prompt_length", "model.max_seq_length"),
+        f"max_prompt_length {prompt} + max_completion_length {completion} = {prompt + completion} tokens, "
+        f"more than model.max_seq_length {limit}",
+        f"{room}model.max_seq_length of at least {prompt + completion}",
+    )
+
+
+def _batch_divides(get: Get) -> Problem | None:
+    batch = get("grpo.per_device_train_batch_size")
+    completions = get("grpo.num_generations") * get("grpo.prompts_per_step")
+    if batch is None or completions % batch == 0:
+        return None
+    divisors = [number for number in range(1, min(completions, 10_000) + 1) if completions % number == 0]
+    nearest = sorted(divisors, key=lambda number: abs(number - batch))[:4]
+    return Problem(
+        ("grpo.per_device_train_batch_size", "grpo.num_generations", "grpo.prompts_per_step"),
+        f"{batch} does not divide {completions} completions (num_generations * prompts_per_step) of a step",
+        f"values that work: {', '.join(map(str, sorted(nearest)))}",
+    )
+
+
+def _delta_above_clip(get: Get) -> Problem | None:
+    delta, epsilon = get("grpo.delta"), get("grpo.epsilon")
+    if delta is None or delta > 1 + epsilon:
+        return None
+    message = f"delta {delta} must be above 1 + epsilon = {1 + epsilon:g}"
+    return Problem(
+        ("grpo.delta", "grpo.epsilon"), message, f"for example {2 + epsilon:g}, or null for no bound"
+    )
+
+
+def _sequence_loss(get: Get) -> Problem | None:
+    loss = get("grpo.loss_type")
+    if get("grpo.importance_sampling_level") == "token" or loss == "grpo":
+        return None
+    message = f"with one ratio per sequence, loss_type {loss} adds that ratio once per token"
+    return Problem(
+        ("grpo.importance_sampling_level", "grpo.loss_type"), message, "loss_type: grpo, as in GSPO"
+    )
+
+
+def _exports_something(get: Get) -> Problem | None:
+    if get("export.merged") or get("export.gguf"):
+        return None
+    return Problem(
+        ("export.gguf", "export.merged"), "the export would be empty", "merged: true, or a type in gguf"
+    )
+
+
+# Each rule with all keys it reads.
+RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
+    (_fits_sequence, ("grpo.max_prompt_length", "grpo.max_completion_length", "model.max_seq_length")),
+    (_batch_divides, ("grpo.per_device_train_batch_size", "grpo.num_generations", "grpo.prompts_per_step")),
+    (_delta_above_clip, ("grpo.delta", "grpo.epsilon")),
+    (_sequence_loss, ("grpo.importance_sampling_level", "grpo.loss_type")),
+    (_exports_something, ("export.merged", "export.gguf")),
+)
+
+
+def cross_problems(recipe: Any, faulty: Collection[str] = ()) -> list[Problem]:
+    """All rules that fail. `recipe` is a model or plain data; rules that read a `faulty` key are left out."""
+
+    def get(key: str) -> Any:
+        value = recipe
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    problems = [rule(get) for rule, keys in RULES if not set(keys) & set(faulty)]
+    return [problem for problem in [*problems, _duplicate_reward(recipe)] if problem]
+
+
+def _duplicate_reward(recipe: Any) -> Problem | None:
+    items = recipe.get("rewards") if isinstance(recipe, dict) else recipe.rewards
+    names = [_name(item) for item in items] if isinstance(items, (list, tuple)) else []
+    for name, count in Counter(name for name in names if name).items():
+        if count > 1:
+            places = [f"rewards.{index}.name" for index, other in enumerate(names) if other == name]
+            message = f"the reward {name} stands in the list {count} times"
+            return Problem(tuple(reversed(places)), message, "a reward counts once; its weight says how much")
+    return None
+
+
+def _name(item: Any) -> str | None:
+    name = item.get("name") if isinstance(item, dict) else getattr(item, "name", None)
+    return name if isinstance(name, str) else None

@@ -1,0 +1,104 @@
+"""What every task shares: rows, grades, and the one grader behind rewards, evaluation and verification.
+
+A task is a frozen pydantic model, the object that a recipe names. It loads no model, renders no template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from toolkit.answers import (
+    canonical,
+    extract_block,
+    is_well_formed,
+    read_number,
+    same_last_number,
+    same_number,
+)
+from toolkit.prompts import SYSTEM_PROMPT, format_completion, messages
+
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem. `gold` is the right answer, `solution` a worked reasoning text without tags."""
+
+    id: str
+    question: str
+    gold: str
+    solution: str | None = None
+    level: str | None = None
+    judge: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+    """Decides instead of the number reader where the gold is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`strict` needs the tags; `lenient` takes the last number of the text where no block can be read."""
+
+    strict: bool
+    lenient: bool
+    well_formed: bool
+
+
+def accepts(row: Row, answer: str | None) -> bool:
+    """Whether the content of an answer block is right. Rewards, evaluation and verification ask here."""
+    if answer is None:
+        return False
+    return row.judge(answer.strip()) if row.judge else same_number(answer, row.gold)
+
+
+def grade(text: str, row: Row) -> Grade:
+    """Judge a whole completion."""
+    answer = extract_block(text)
+    strict = accepts(row, answer)
+    readable = answer is not None and (row.judge is not None or read_number(answer) is not None)
+    lenient = strict if readable else same_last_number(text, row.gold)
+    return Grade(strict=strict, lenient=lenient, well_formed=is_well_formed(text))
+
+
+class TaskBase(BaseModel):
+    """A dataset with its questions, golds and grader."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    system_prompt: str = SYSTEM_PROMPT
+    """Text of the system message that asks for the answer format; empty for none."""
+
+    def rows(self, split: Split) -> list[Row]:
+        """All rows of a split, in a fixed order. A row that cannot be graded is an error with its place."""
+        raise NotImplementedError
+
+    def messages(self, row: Row) -> list[dict[str, str]]:
+        """The chat that asks the row's question."""
+        return messages(row.question, self.system_prompt)
+
+    def grade(self, text: str, row: Row) -> Grade:
+        """Judge a completion of this row."""
+        return grade(text, row)
+
+    def worked(self, row: Row) -> str | None:
+        """The completion a teacher would write, for the warm-up; None without a worked solution."""
+        if row.solution is None:
+            return None
+        return format_completion(row.solution, canonical(row.gold) or row.gold)
+
+    def fingerprint(self, split: Split) -> str:
+        """SHA-256 over the content of all rows: the same problems in the same order, the same text."""
+        return fingerprint(self.rows(split))
+
+
+def fingerprint(rows: Iterable[Row]) -> str:
+    """SHA-256 over rows that are already loaded."""
+    digest = hashlib.sha256()
+    for row in rows:
+        line = json.dumps([row.id, row.question, row.gold, row.solution, row.level])
+        digest.update(line.encode("ascii") + b"\n")
+    return digest.hexdigest()

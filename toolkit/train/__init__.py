@@ -1,0 +1,140 @@
+"""The training step: a recipe becomes a run folder with a trained adapter. It evaluates and exports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit import console
+from toolkit.errors import DataError, EngineError, Stopped
+from toolkit.rundir import RunDir, new_run, replacing, write_json
+from toolkit.train.display import Display
+from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, write_state
+from toolkit.train.signals import StopRequest, stop_on_signals
+
+if TYPE_CHECKING:
+    from toolkit.engine.load import Policy
+    from toolkit.recipe import Loaded, Recipe
+    from toolkit.tasks import Row
+
+
+def train(loaded: Loaded, *, resume: Path | None = None) -> Path:
+    """Train the recipe into a new run, or continue `resume` where it was stopped. Returns the run's folder.
+
+    Stopped (exit code 130) after Ctrl-C or SIGTERM: the step is finished and saved first.
+    """
+    run = RunDir(resume) if resume else new_run(loaded.name)
+    if resume and read_state(run)["state"] == "done":
+        raise EngineError("this run is finished", where=str(resume), hint=f"toolkit eval {resume}")
+    if not resume:
+        write_json(run.recipe, loaded.recipe.model_dump(mode="json"))
+    console.say(f"run: {console.untrusted(run.path)}")
+    write_state(run, "running")
+    try:
+        with stop_on_signals() as request:
+            _train(run, loaded.recipe, request)
+    except Stopped:
+        write_state(run, "stopped")
+        raise
+    except BaseException:
+        write_state(run, "failed")
+        raise
+    write_state(run, "done")
+    return run.path
+
+
+def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
+    rows, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
+    examples = _examples(recipe, rows)
+    from toolkit.engine.load import add_adapter, load_policy
+
+    policy = load_policy(recipe)
+    for change in policy.setting.changes:
+        console.say(f"{change.key}: {change.used} instead of {change.asked} ({change.why})")
+    kept = _short_enough(policy, recipe, rows)
+    write_json(run.manifest, manifest(recipe, policy, kept=kept, read=len(rows), heldout=heldout))
+    add_adapter(policy, recipe)
+    with Display(recipe) as display:
+        _warm_up(run, recipe, policy, examples, request, display)
+        _reinforce(run, recipe, policy, kept, request, display)
+
+
+def _examples(recipe: Recipe, rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """The worked solutions that the warm-up reads: none where the recipe has no warm-up."""
+    if recipe.warmup is None:
+        return []
+    worked = [(row, text) for row in rows if (text := recipe.task.worked(row)) is not None]
+    if len(worked) < recipe.warmup.batch_size:
+        raise DataError(
+            f"warmup: a step needs {recipe.warmup.batch_size} worked solutions, the task has {len(worked)}",
+            hint="remove the recipe's warmup section, or take a task with solutions",
+        )
+    return worked[: recipe.warmup.rows]
+
+
+def _short_enough(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> list[Row]:
+    limit, per_step = recipe.grpo.max_prompt_length, recipe.grpo.prompts_per_step
+    kept = [row for row in rows if len(policy.prompt_ids(recipe.task.messages(row))) <= limit]
+    if len(kept) < len(rows):
+        console.warn(
+            f"{len(rows) - len(kept)} of {len(rows)} rows have prompts over {limit} tokens and are left out"
+        )
+    if len(kept) < per_step:
+        hint = "raise grpo.max_prompt_length, or lower grpo.prompts_per_step"
+        raise DataError(f"one step needs {per_step} rows, and there are {len(kept)}", hint=hint)
+    return kept
+
+
+def _warm_up(
+    run: RunDir, recipe: Recipe, policy: Policy, examples: list[Any], request: StopRequest, display: Display
+) -> None:
+    """The supervised pass, or its adapter where an interrupted run already has it."""
+    from toolkit.engine.load import read_adapter_weights, save_adapter
+    from toolkit.engine.trainers import run_warmup
+
+    if recipe.warmup is None:
+        return
+    if run.warmup_adapter.is_dir():
+        read_adapter_weights(policy, run.warmup_adapter)
+        return
+    chats = [(recipe.task.messages(row), text) for row, text in examples]
+    recorder = Recorder(run, "warmup")
+
+    def on_step(step: int, logs: dict[str, Any]) -> bool:
+        display.warmup(recorder.warmup_step(step, logs))
+        return request.asked
+
+    run_warmup(policy, recipe, chats, run.path / ".warmup", on_step)
+    if request.asked:
+        raise Stopped("stopped during the warm-up", hint=f"toolkit train --resume {run.path}")
+    with replacing(run.warmup_adapter) as folder:
+        save_adapter(policy, recipe, folder)
+
+
+def _reinforce(
+    run: RunDir, recipe: Recipe, policy: Policy, rows: list[Row], request: StopRequest, display: Display
+) -> None:
+    from toolkit.engine.load import adapter_fingerprint, save_adapter
+    from toolkit.engine.trainers import run_grpo
+
+    before = adapter_fingerprint(policy.model)
+    checkpoint = last_checkpoint(run)
+    recorder = Recorder(run, "grpo")
+    recorder.rewind(checkpoint)
+
+    def on_step(step: int, logs: dict[str, Any], table: list[dict[str, Any]]) -> bool:
+        display.step(recorder.grpo_step(step, logs, table))
+        return request.asked
+
+    finished = run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint)
+    if not finished:
+        raise Stopped("stopped; the last step is saved", hint=f"toolkit train --resume {run.path}")
+    if adapter_fingerprint(policy.model) == before:
+        hint = f"no group had any spread in its rewards: toolkit check {run.recipe}"
+        raise EngineError("the adapter did not change: nothing was learned", where=str(run.path), hint=hint)
+    with replacing(run.adapter) as folder:
+        save_adapter(policy, recipe, folder)
+
+
+__all__ = ["train"]

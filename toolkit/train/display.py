@@ -1,0 +1,95 @@
+"""What a person sees while it trains: a live panel on a terminal, plain lines elsewhere. It records nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from toolkit import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from toolkit.recipe import Recipe
+
+LOSS_NOTE = "GRPO's loss starts near zero and stays there; it is no sign of progress. Watch the reward."
+
+
+class Display:
+    """The progress of one training."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._live: Any = None
+        self._seconds: list[float] = []
+        self._first: float | None = None
+
+    def __enter__(self) -> Display:
+        if console.is_live():
+            from rich.live import Live
+
+            self._live = Live(console=console.out, refresh_per_second=2, transient=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live:
+            self._live.__exit__(*error)
+
+    def warmup(self, metrics: dict[str, Any]) -> None:
+        """Show a supervised step."""
+        assert self._recipe.warmup is not None
+        total = self._recipe.warmup.max_steps
+        self._show(
+            self._bar("warm-up", metrics["step"], total, {"loss": f"{metrics['loss']:.3f}"}),
+            f"warm-up {metrics['step']}/{total}  loss {metrics['loss']:.3f}",
+            last=metrics["step"] == total,
+        )
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        """Show a GRPO step."""
+        if self._first is None:
+            console.say(LOSS_NOTE)
+            self._first = metrics["reward"]
+        self._seconds.append(metrics["seconds"])
+        total = self._recipe.grpo.max_steps
+        facts = self._facts(metrics, total)
+        line = f"step {metrics['step']}/{total}  " + "  ".join(
+            f"{name} {value}" for name, value in facts.items()
+        )
+        self._show(self._bar("GRPO", metrics["step"], total, facts), line, last=metrics["step"] == total)
+
+    def _facts(self, metrics: dict[str, Any], total: int) -> dict[str, str]:
+        recent = self._seconds[-10:]
+        left = (total - metrics["step"]) * sum(recent) / len(recent)
+        return {
+            "reward": f"{metrics['reward'] or 0:.2f} ± {metrics['reward_std'] or 0:.2f}",
+            "no spread": f"{metrics['dead_groups'] or 0:.0%}",
+            "length": f"{metrics['completion_length'] or 0:.0f}",
+            "cut off": f"{metrics['cut_off'] or 0:.0%}",
+            "tokens/s": f"{metrics['tokens_per_second']:.0f}",
+            "left": str(timedelta(seconds=round(left))),
+        }
+
+    def _bar(self, title: str, step: int, total: int, facts: dict[str, str]) -> RenderableType:
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 3))
+        for _ in facts:
+            grid.add_column(justify="right")
+        grid.add_row(*(f"[dim]{name}[/]" for name in facts))
+        grid.add_row(*(f"[bold]{value}[/]" for value in facts.values()))
+        whole = Table.grid(padding=(0, 0))
+        whole.add_row(ProgressBar(total=total, completed=step, width=60))
+        whole.add_row(grid)
+        return Panel.fit(whole, title=f"{title} {step}/{total}", title_align="left")
+
+    def _show(self, panel: RenderableType, line: str, *, last: bool) -> None:
+        if self._live:
+            self._live.update(panel, refresh=True)
+            if last:
+                console.out.print(panel)
+        else:
+            console.out.print(line, markup=False)
