@@ -184,9 +184,7 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
         print("\r\033[K", end="", flush=True)
     if process.wait() != 0:
         tail = "".join(f"  | {line}\n" for line in LOG.read_text(errors="replace").splitlines()[-25:])
-        raise SetupError(
-            f"this failed: {' '.join(command)[:300]}\n{tail}  The whole output: {LOG.relative_to(ROOT)}"
-        )
+        raise SetupError(f"this failed: {' '.join(command)[:300]}\n{tail}  The whole output: {LOG.relative_to(ROOT)}")
 
 
 def pip_install(*arguments: str, env: dict[str, str] | None = None) -> None:

@@ -39,9 +39,7 @@ def is_here(host: object) -> bool:
 def _audit(event: str, arguments: tuple) -> None:
     if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         address = arguments[1]
-        host = (
-            address[0] if isinstance(address, tuple) else None
-        )  # a path or None: unix, or already connected
+        host = address[0] if isinstance(address, tuple) else None  # a path or None: unix, or already connected
     elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
         host = arguments[0]
     else:

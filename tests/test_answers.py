@@ -63,9 +63,7 @@ def test_near_misses_are_not_the_gold(text: str, gold: str) -> None:
     assert not same_number(text, gold)
 
 
-@pytest.mark.parametrize(
-    ("text", "gold"), [("0.75", "3/4"), ("1,080", "1080"), ("1080", "1,080"), ("25", "25%")]
-)
+@pytest.mark.parametrize(("text", "gold"), [("0.75", "3/4"), ("1,080", "1080"), ("1080", "1,080"), ("25", "25%")])
 def test_gold_goes_through_the_same_reader(text: str, gold: str) -> None:
     assert same_number(text, gold)
 
@@ -220,13 +218,9 @@ def test_two_numbers_are_never_read_as_one(left: int, between: str, right: int) 
         assert read_number(f"{left}{between}{right}") is None
 
 
-PIECES = (
-    "<reasoning> </reasoning> <answer> </answer> 7 72 , . / - $ = ** #### \\boxed{ } \\frac{ { % << >> or e5"
-)
+PIECES = "<reasoning> </reasoning> <answer> </answer> 7 72 , . / - $ = ** #### \\boxed{ } \\frac{ { % << >> or e5"
 MARKS = " \n\u202f\u2212²½\ud800\x00"
-ANY_TEXT = st.one_of(
-    st.text(), st.lists(st.sampled_from([*PIECES.split(), *MARKS]), max_size=30).map("".join)
-)
+ANY_TEXT = st.one_of(st.text(), st.lists(st.sampled_from([*PIECES.split(), *MARKS]), max_size=30).map("".join))
 
 
 @settings(max_examples=500)

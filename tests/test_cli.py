@@ -69,9 +69,7 @@ def completions(tmp_path: Path) -> Path:
         (["rewards", "score", "gemma3-gsm8k", "{completions}"], 0),
     ],
 )
-def test_light_verbs_load_nothing_heavy(
-    words: list[str], code: int, bad_recipe: Path, completions: Path
-) -> None:
+def test_light_verbs_load_nothing_heavy(words: list[str], code: int, bad_recipe: Path, completions: Path) -> None:
     given = [word.format(bad=bad_recipe, completions=completions) for word in words]
     done = python("-c", _LIGHT, *given)
     assert f"LOADED {code} []" in done.stderr, done.stderr
@@ -128,9 +126,7 @@ def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in help_text() for name in VERBS)
 
 
-def test_an_interrupt_is_one_line_and_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> str:
         raise KeyboardInterrupt
 
@@ -178,9 +174,7 @@ def test_without_a_recipe_the_default_is_taken_and_said(capsys: pytest.CaptureFi
     assert "command line" in shown.out
 
 
-def test_scores_are_json_lines_and_nothing_else(
-    completions: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_are_json_lines_and_nothing_else(completions: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rewards", "score", "gemma3-gsm8k", str(completions)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     scores = json.loads(line)
@@ -245,9 +239,7 @@ def test_foreign_text_cannot_paint_the_terminal() -> None:
 
 def test_a_panel_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
     console.fail(
-        RecipeError(
-            [Fault("a.yaml", 1, 2, "x", "wrong", "y?"), Fault("command line", None, None, "z", "bad")]
-        )
+        RecipeError([Fault("a.yaml", 1, 2, "x", "wrong", "y?"), Fault("command line", None, None, "z", "bad")])
     )
     text = capsys.readouterr().err
     assert "a.yaml:1:2 x" in text and "wrong → y?" in text and "command line z" in text

@@ -481,9 +481,7 @@ def test_the_table_of_keys_in_the_docs_is_the_one_the_models_give() -> None:
 
 def test_every_recipe_key_is_documented() -> None:
     def bare(model: type) -> list[str]:
-        return [
-            f"{model.__name__}.{name}" for name, field in model.model_fields.items() if not field.description
-        ]
+        return [f"{model.__name__}.{name}" for name, field in model.model_fields.items() if not field.description]
 
     from toolkit.recipe import schema
 

@@ -119,9 +119,7 @@ def test_every_value_lies_in_its_bounds_and_no_text_raises(text: str, gold: str)
         assert low is None or value >= low
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"weight": float("nan")}, {"weight": float("inf")}, {"wieght": 1}, {"legacy": "so"}]
-)
+@pytest.mark.parametrize("knobs", [{"weight": float("nan")}, {"weight": float("inf")}, {"wieght": 1}, {"legacy": "so"}])
 def test_bad_knobs_are_refused(knobs: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Reward).validate_python({"name": "correctness", **knobs})
@@ -161,9 +159,7 @@ def test_score_file_gives_one_record_a_line(tmp_path: Path, caplog: pytest.LogCa
 
 def test_score_file_reads_golds_of_any_length(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
-    file.write_text(
-        json.dumps({"completion": R + A.replace("72", "9" * 5000)})[:-1] + f', "gold": {"9" * 5000}}}'
-    )
+    file.write_text(json.dumps({"completion": R + A.replace("72", "9" * 5000)})[:-1] + f', "gold": {"9" * 5000}}}')
     assert next(score_file(RIGHT, file))["total"] == 4.0
 
 

@@ -40,9 +40,7 @@ def installed_set() -> dict[str, str]:
 @pytest.mark.parametrize(("file", "extras"), [("cpu.txt", ["cpu"]), ("dev.txt", ["dev"])])
 def test_the_pins_satisfy_pyproject(file: str, extras: list[str]) -> None:
     pins = pinned("cpu.txt") | pinned(file)
-    wanted = PROJECT["dependencies"] + [
-        line for extra in extras for line in PROJECT["optional-dependencies"][extra]
-    ]
+    wanted = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
@@ -65,9 +63,7 @@ def test_nothing_pinned_lacks_what_it_needs() -> None:
             if need.name in LEFT_OUT or (need.marker and not need.marker.evaluate({"extra": ""})):
                 continue
             version = importlib.metadata.version(need.name)
-            assert need.specifier.contains(version, prereleases=True), (
-                f"{name} needs {need}, there is {version}"
-            )
+            assert need.specifier.contains(version, prereleases=True), f"{name} needs {need}, there is {version}"
 
 
 def test_torch_is_pinned_for_any_build() -> None:
@@ -169,9 +165,7 @@ def test_a_set_without_pins_is_refused_with_those_that_exist(setup: ModuleType) 
         setup.lock_files("tpu")
 
 
-def test_a_missing_compiler_is_said_before_any_download(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compiler_is_said_before_any_download(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)

@@ -32,9 +32,7 @@ def fixture_task(**knobs: Any) -> GSM8K:
 
 
 def sums(**knobs: Any) -> ReasoningGym:
-    return ReasoningGym(
-        **{"dataset": "chain_sum", "parameters": SMALL, "train_rows": 50, "heldout_rows": 20, **knobs}
-    )
+    return ReasoningGym(**{"dataset": "chain_sum", "parameters": SMALL, "train_rows": 50, "heldout_rows": 20, **knobs})
 
 
 def test_gsm8k_reads_golds_and_solutions() -> None:
@@ -57,9 +55,7 @@ def test_messages_carry_the_format_and_the_question() -> None:
     task = fixture_task()
     row = task.rows("train")[0]
     system, user = task.messages(row)
-    assert (
-        system["role"] == "system" and "<reasoning>" in system["content"] and "</answer>" in system["content"]
-    )
+    assert system["role"] == "system" and "<reasoning>" in system["content"] and "</answer>" in system["content"]
     assert user == {"role": "user", "content": row.question}
     assert fixture_task(system_prompt="").messages(row) == [user]
 
@@ -170,9 +166,9 @@ def test_training_and_held_out_problems_never_meet() -> None:
     assert len(train) == 200 and held.isdisjoint(row.question for row in train)
     assert task.overlap_removed > 0
     assert len({row.id for row in train}) == 200
-    assert sums(parameters=parameters, train_rows=200, heldout_rows=60).fingerprint(
+    assert sums(parameters=parameters, train_rows=200, heldout_rows=60).fingerprint("train") == task.fingerprint(
         "train"
-    ) == task.fingerprint("train")
+    )
 
 
 def test_too_small_a_problem_space_is_an_error() -> None:
@@ -219,9 +215,7 @@ def test_the_catalogue_is_that_of_the_installed_library() -> None:
     assert dict(sorted(installed.items())) == PARAMETERS
 
 
-@pytest.mark.parametrize(
-    "dataset", ["countdown", "caesar_cipher", "fraction_simplification", "power_function", "gcd"]
-)
+@pytest.mark.parametrize("dataset", ["countdown", "caesar_cipher", "fraction_simplification", "power_function", "gcd"])
 def test_golds_of_other_tasks_accept_themselves_and_travel(dataset: str) -> None:
     task = ReasoningGym(dataset=dataset, train_rows=3, heldout_rows=3)
     for row in pickle.loads(pickle.dumps(task.rows("heldout"))):
@@ -254,9 +248,7 @@ def test_answers_that_the_library_would_evaluate_are_kept_from_it(tmp_path: Path
 def test_integrals_are_judged_by_meaning() -> None:
     task = ReasoningGym(dataset="simple_integration", train_rows=1, heldout_rows=5)
     for row in task.rows("heldout"):
-        assert (
-            accepts(row, row.gold) and accepts(row, f"{row.gold} + sin(0)") and not accepts(row, "x**17 + C")
-        )
+        assert accepts(row, row.gold) and accepts(row, f"{row.gold} + sin(0)") and not accepts(row, "x**17 + C")
 
 
 def test_a_mix_of_tasks_is_a_task() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -61,6 +62,28 @@ def warn(text: str) -> None:
     err.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """What was chosen or is going on: one line on stderr, so that stdout holds only results."""
+    err.print(text, soft_wrap=True)
+
+
+def stream(piece: str) -> None:
+    """A piece of foreign text on stdout, at once and without a line's end; not markup, so nothing in it is read as such."""
+    sys.stdout.write(_CONTROL.sub("", piece))
+    sys.stdout.flush()
+
+
+def ask(prompt: str) -> str | None:
+    """A line that a person types; None where there will be no more (Ctrl-D)."""
+    with suppress(ImportError):  # some builds of Python lack it
+        import readline  # noqa: F401  (from now on input() can be edited)
+    try:
+        return input(prompt)
+    except EOFError:
+        raw("")
+        return None
+
+
 def raw(text: str) -> None:
     """One line on stdout exactly as given: for output that a program reads."""
     sys.stdout.write(text + "\n")
@@ -77,9 +100,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     from rich.table import Table
 
     cells = [list(row) for row in rows]
-    grid = Table(
-        title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    grid = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         numeric = bool(cells) and all(isinstance(row[index], (int, float)) for row in cells)
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -108,7 +129,5 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     for fault in faults:
         key = f" {untrusted(fault.key)}" if fault.key else ""
         lines.append(f"[bold]{untrusted(fault.place)}[/]{key}")
-        lines.append(
-            f"  {untrusted(fault.message)}" + (f" [green]→ {untrusted(fault.hint)}[/]" if fault.hint else "")
-        )
+        lines.append(f"  {untrusted(fault.message)}" + (f" [green]→ {untrusted(fault.hint)}[/]" if fault.hint else ""))
     return lines

@@ -98,7 +98,7 @@ class MissingExtraError(ToolkitError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"the package {package} is not installed; it belongs to the extra '{extra}'",
-            hint=f"pip install -e '.[{extra}]'",
+            hint=f"make setup EXTRA={extra}",
         )
         self.package = package
         self.extra = extra

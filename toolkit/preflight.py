@@ -143,20 +143,12 @@ def _folded(text: str) -> str:
 def _rewards(report: LintReport) -> Iterator[Finding]:
     """What the reward lint says. The faults of a published function that was asked for are warnings."""
     yield Finding("rewards", "golds tried", report.rows)
-    yield Finding(
-        "rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}"
-    )
-    yield Finding(
-        "rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}"
-    )
+    yield Finding("rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}")
+    yield Finding("rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}")
     for problem in report.problems:
         stops = problem.level == "error" and not problem.legacy
-        hint = (
-            "the reward was asked to be as published (legacy)" if problem.legacy else "toolkit rewards lint"
-        )
-        yield Finding(
-            "rewards", problem.reward or "all", problem.message, "failed" if stops else "warning", hint
-        )
+        hint = "the reward was asked to be as published (legacy)" if problem.legacy else "toolkit rewards lint"
+        yield Finding("rewards", problem.reward or "all", problem.message, "failed" if stops else "warning", hint)
 
 
 def lint_rewards(recipe: Recipe) -> LintReport:
@@ -169,9 +161,7 @@ def lint_rewards(recipe: Recipe) -> LintReport:
 def show_lint(report: LintReport) -> None:
     """What each reward pays for texts that are no answer, then the problems."""
     names = list(report.probes[0].pays) if report.probes else []
-    rows = [
-        (probe.name, *(probe.pays[name] for name in names), round(probe.total, 3)) for probe in report.probes
-    ]
+    rows = [(probe.name, *(probe.pays[name] for name in names), round(probe.total, 3)) for probe in report.probes]
     console.table("what is paid for texts that are no answer", ("text", *names, "total"), rows)
     console.say(f"{report.rows} golds tried; totals from {report.lowest_total:g} to {report.highest_total:g}")
     console.say(f"{report.correctness_share:.0%} of the highest total is for the right answer")

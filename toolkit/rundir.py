@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ SCHEMA = 1
 
 RUNS = Path("runs")
 EXPORTS = Path("exports")
+_STAMPED = re.compile(r"(.+)-\d{8}-\d{6}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,39 @@ class RunDir:
         return self.path / "eval_completions.parquet"
 
 
+@dataclass(frozen=True, slots=True)
+class ExportDir:
+    """The files of one export, by name. GGUF files lie directly in it, named in the manifest."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe of the run."""
+        return self.path / "recipe.json"
+
+    @property
+    def merged(self) -> Path:
+        """The merged 16-bit model: a folder."""
+        return self.path / "merged"
+
+    @property
+    def manifest(self) -> Path:
+        """The files with their hashes: written last."""
+        return self.path / "manifest.json"
+
+    @property
+    def certificate(self) -> Path:
+        """The record of `toolkit verify`."""
+        return self.path / "verify.json"
+
+
+def preferred_gguf(files: Sequence[Mapping[str, Any]]) -> str | None:
+    """Of the manifest's files the one to use first: q8_0 answers as the full model does, at half the size; else the first."""
+    names = [file["file"] for file in sorted(files, key=lambda file: file["type"] != "q8_0")]
+    return names[0] if names else None
+
+
 def new_run(recipe_name: str, runs: Path = RUNS) -> RunDir:
     """Make a fresh folder; the name carries the local time, and a number where two runs start in one second."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -99,21 +134,40 @@ def new_run(recipe_name: str, runs: Path = RUNS) -> RunDir:
     raise ToolkitError("too many runs in one second", where=str(runs))
 
 
-def newest_run(runs: Path = RUNS) -> Path | None:
-    """The newest run that was trained to its end, or was stopped with something to evaluate."""
-    return _newest(runs, lambda path: RunDir(path).adapter.is_dir())
+def recipe_of(folder: Path) -> str:
+    """The recipe's name in the name of a run or an export; empty where `new_run` did not name it."""
+    found = _STAMPED.fullmatch(folder.name)
+    return found[1] if found else ""
 
 
-def newest_export(exports: Path = EXPORTS) -> Path | None:
-    """The newest export with a manifest, which is written last."""
-    return _newest(exports, lambda path: (path / "manifest.json").is_file())
+def newest_run(runs: Path = RUNS, *, recipe: str | None = None) -> Path | None:
+    """The run, of this recipe if one is named, whose adapter is the newest; what was not trained to its end has none."""
+    return _newest(runs, recipe, lambda path: RunDir(path).adapter)
 
 
-def _newest(parent: Path, complete: Callable[[Path], bool]) -> Path | None:
+def newest_unfinished(runs: Path = RUNS, *, recipe: str | None = None) -> Path | None:
+    """The run without an adapter that began last: its recipe is written first, and never again."""
+    return _newest(runs, recipe, lambda path: RunDir(path).recipe, lambda path: not RunDir(path).adapter.exists())
+
+
+def newest_export(exports: Path = EXPORTS, *, recipe: str | None = None) -> Path | None:
+    """The newest export, of this recipe if one is named, with a manifest, which is written last."""
+    return _newest(exports, recipe, lambda path: ExportDir(path).manifest)
+
+
+def _newest(
+    parent: Path,
+    recipe: str | None,
+    artefact: Callable[[Path], Path],
+    wanted: Callable[[Path], bool] = lambda _: True,
+) -> Path | None:
+    """By the time of the artefact. The folder's own time moves when an old run is evaluated, and the time in its name
+    is when training began: a run that was interrupted, resumed and finished last is the newest."""
     if not parent.is_dir():
         return None
-    found = [path for path in parent.iterdir() if path.is_dir() and complete(path)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    found = [path for path in parent.iterdir() if artefact(path).exists() and wanted(path)]
+    found = [path for path in found if recipe is None or recipe_of(path) == recipe]
+    return max(found, key=lambda path: artefact(path).stat().st_mtime, default=None)
 
 
 def read_json(path: Path) -> Any:
@@ -171,9 +225,5 @@ def sha256_of(path: Path) -> str:
 def cache_folder() -> Path:
     """Where converted base models are kept: $TOOLKIT_CACHE, else below the user's cache folder."""
     given = os.environ.get("TOOLKIT_CACHE")
-    base = (
-        Path(given)
-        if given
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-toolkit"
-    )
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-toolkit"
     return base

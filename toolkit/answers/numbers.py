@@ -24,9 +24,7 @@ _INTEGER = r"[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"
 _RATIO = re.compile(rf"({_INTEGER}) ?/ ?({_INTEGER})")
 # Two digits at most: in `1 200/300` the space might as well separate thousands.
 _MIXED = re.compile(r"([0-9]+) ([0-9]{1,2}) ?/ ?([0-9]{1,2})")
-_LOOSE = re.compile(
-    r"[0-9]+ ?/ ?[0-9]+|(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-)
+_LOOSE = re.compile(r"[0-9]+ ?/ ?[0-9]+|(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 # Left of an equals sign stands a calculation or a name. What these separate would be a second statement.
 _STATEMENTS = re.compile(r"[;\n]|,\s|\.\s|\b(?:or|and|then|to|vs)\b", re.IGNORECASE)
 _COMPARISON = re.compile(r"[<>≠≈≤≥~±?]|!$|!=")

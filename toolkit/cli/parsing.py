@@ -1,11 +1,10 @@
-"""Words of the command line -> options, a recipe, a folder. It calls no step."""
+"""Words of the command line -> options and a recipe. It calls no step; folders are found in `lookup`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from toolkit import console
@@ -14,9 +13,7 @@ from toolkit.errors import ToolkitError, nearest
 if TYPE_CHECKING:
     from toolkit.recipe import Loaded
 
-_RECIPE_HELP = (
-    "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
-)
+_RECIPE_HELP = "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,26 +52,3 @@ def load(words: Sequence[str]) -> Loaded:
 
     name, *overrides = with_recipe(words)
     return load_recipe(name, overrides)
-
-
-def folder(given: str | None, parent: str, newest: Callable[[], Path | None]) -> Path:
-    """The run or export that was named, by path or id below `parent`; else the newest, which is printed."""
-    if given is None:
-        found = newest()
-        if found is None:
-            make = "toolkit train" if parent == "runs" else "toolkit export"
-            raise ToolkitError(f"there is nothing in {parent}/ yet", hint=make)
-        console.say(f"{parent[:-1]}: {console.untrusted(found)} (the newest)")
-        return found
-    for path in (Path(given), Path(parent) / given):
-        if path.is_dir():
-            return path
-    ids = [path.name for path in Path(parent).iterdir() if path.is_dir()] if Path(parent).is_dir() else []
-    near = nearest(Path(given).name, ids)
-    raise ToolkitError(f"there is no folder {given}", hint=f"did you mean {parent}/{near}?" if near else None)
-
-
-def run_folder(given: str | None) -> Path:
-    from toolkit.rundir import newest_run
-
-    return folder(given, "runs", newest_run)

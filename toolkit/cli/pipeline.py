@@ -24,9 +24,7 @@ def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str]) -> int:
         for number, stage in enumerate(wanted, start=1):
             console.say(f"[bold]{number}/{len(wanted)} {stage}[/]")
             note = Path(scratch) / stage
-            code = _run_stage(
-                [stage, *given, *(["--note-folder", str(note)] if stage in ("train", "export") else [])]
-            )
+            code = _run_stage([stage, *given, *(["--note-folder", str(note)] if stage in ("train", "export") else [])])
             if code:
                 return code
             given = [note.read_text(encoding="utf-8")] if note.exists() else given

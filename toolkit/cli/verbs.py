@@ -34,12 +34,8 @@ class Verb:
 
 def _train_arguments(parser: Parser) -> None:
     recipe_words(parser)
-    parser.add_argument(
-        "--resume", metavar="RUN", help="continue an interrupted run with the recipe it began with"
-    )
-    parser.add_argument(
-        "--to", choices=STAGES, default="train", help="go on, each stage in a process of its own"
-    )
+    parser.add_argument("--resume", metavar="RUN", help="continue an interrupted run with the recipe it began with")
+    parser.add_argument("--to", choices=STAGES, default="train", help="go on, each stage in a process of its own")
     parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
 
 
@@ -104,9 +100,7 @@ def _export(arguments: Arguments) -> int:
 
 
 def _verify_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "export", nargs="?", metavar="EXPORT", help="an export's folder or id; default: the newest"
-    )
+    parser.add_argument("export", nargs="?", metavar="EXPORT", help="an export's folder or id; default: the newest")
 
 
 def _verify(arguments: Arguments) -> int:
@@ -196,19 +190,14 @@ def _rewards(arguments: Arguments) -> int:
 def _rewards_list(_: Arguments) -> int:
     from toolkit.rewards import REWARDS
 
-    rows = [
-        (name, console.untrusted((kind.__doc__ or "").strip().split("\n")[0]))
-        for name, kind in REWARDS.items()
-    ]
+    rows = [(name, console.untrusted((kind.__doc__ or "").strip().split("\n")[0])) for name, kind in REWARDS.items()]
     console.table("", ("reward", "what it pays"), rows)
     return 0
 
 
 def _rewards_score(arguments: Arguments) -> int:
     if len(arguments.words) < 2:
-        raise ToolkitError(
-            "a recipe and a file of completions are needed", hint="toolkit rewards score RECIPE FILE"
-        )
+        raise ToolkitError("a recipe and a file of completions are needed", hint="toolkit rewards score RECIPE FILE")
     recipe, file, *overrides = arguments.words
     loaded = load([recipe, *overrides])
     from toolkit.rewards.scoring import score_file
@@ -224,9 +213,7 @@ def _rewards_lint(arguments: Arguments) -> int:
 
     report = lint_rewards(loaded.recipe)
     if arguments.json:
-        console.raw_json(
-            {"schema_version": 1, "passed": report.ok} | report.model_dump(mode="json"), indent=2
-        )
+        console.raw_json({"schema_version": 1, "passed": report.ok} | report.model_dump(mode="json"), indent=2)
     else:
         show_lint(report)
     return report.exit_code
@@ -238,10 +225,6 @@ VERBS = {
     "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
     "verify": Verb("show that an export answers as the trained model does", _verify_arguments, _verify),
     "check": Verb("find out beforehand what would go wrong with a recipe", _check_arguments, _check),
-    "recipes": Verb(
-        "list the recipes, or show one with the source of each value", _recipes_arguments, _recipes
-    ),
-    "rewards": Verb(
-        "list the rewards, score a file of completions, or lint a recipe", _rewards_arguments, _rewards
-    ),
+    "recipes": Verb("list the recipes, or show one with the source of each value", _recipes_arguments, _recipes),
+    "rewards": Verb("list the rewards, score a file of completions, or lint a recipe", _rewards_arguments, _rewards),
 }

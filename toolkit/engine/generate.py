@@ -110,9 +110,7 @@ class _Decoder:
         for position in range(self.length, self.length + self.sampling.max_new_tokens):
             tokens, logprobs = self._draw(logits)
             alive = []
-            for slot, (row, token, logprob) in enumerate(
-                zip(running, tokens.tolist(), logprobs.tolist(), strict=True)
-            ):
+            for slot, (row, token, logprob) in enumerate(zip(running, tokens.tolist(), logprobs.tolist(), strict=True)):
                 if row < 0:
                     continue
                 rows[row].token_ids.append(token)
@@ -130,9 +128,7 @@ class _Decoder:
                 self.seen = self.seen[keep]
                 cache.batch_select_indices(keep)
             self.seen = (
-                torch.cat([self.seen, tokens[:, None]], dim=1)
-                if self.sampling.repetition_penalty != 1
-                else self.seen
+                torch.cat([self.seen, tokens[:, None]], dim=1) if self.sampling.repetition_penalty != 1 else self.seen
             )
             logits = self._forward(tokens[:, None], cache, position)
         return rows
@@ -180,18 +176,14 @@ def _invert(probabilities: torch.Tensor, generator: torch.Generator, block: int 
     before = torch.cat([torch.zeros_like(mass[:, :1]), mass], dim=1).gather(1, chosen)
     inside = blocks[torch.arange(rows, device=chosen.device), chosen[:, 0]].cumsum(dim=-1)
     offset = torch.searchsorted(inside, target - before, right=True)
-    last = (inside < inside[:, -1:]).sum(
-        dim=-1, keepdim=True
-    )  # never a token without mass, whatever the rounding
+    last = (inside < inside[:, -1:]).sum(dim=-1, keepdim=True)  # never a token without mass, whatever the rounding
     return (chosen * block + torch.minimum(offset, last))[:, 0]
 
 
 def _penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
     """Repetition penalty of CTRL (Keskar et al. 2019, arXiv:1909.05858): seen tokens' scores shrink towards unlikely."""
     scores = logits.gather(1, seen)
-    return logits.scatter(
-        1, seen, scores.where(scores < 0, scores / penalty).where(scores >= 0, scores * penalty)
-    )
+    return logits.scatter(1, seen, scores.where(scores < 0, scores / penalty).where(scores >= 0, scores * penalty))
 
 
 def _truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

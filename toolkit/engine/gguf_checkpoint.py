@@ -130,6 +130,4 @@ def _compare(tokenizer: Any, file: Path) -> None:
         if ours != theirs:
             detail = f"{text!r} becomes {ours[:12]} instead of {theirs[:12]}"
             hint = "give model.source the original checkpoint (a folder or a Hub name)"
-            raise EngineError(
-                f"the tokenizer in this file cannot be rebuilt: {detail}", where=str(file), hint=hint
-            )
+            raise EngineError(f"the tokenizer in this file cannot be rebuilt: {detail}", where=str(file), hint=hint)

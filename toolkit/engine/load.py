@@ -5,6 +5,7 @@ Unsloth rewrites trl, transformers and peft when it is imported, so it comes bef
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from toolkit.errors import EngineError, MissingExtraError
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
+CHATTER = ("torch.utils._pytree", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops", "torchao")
+"""Loggers that warn at import of what a CPU does not need."""
 NO_CHAT_TEMPLATE = "the base model has no chat template, so its prompts cannot be rendered"
 
 
@@ -49,10 +52,12 @@ class Policy:
 
 
 def import_unsloth() -> Any:
-    """The module, imported before everything it rewrites. It sends nothing and says nothing of itself."""
+    """The module, imported before everything it rewrites. It sends nothing to anybody."""
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in CHATTER:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         import unsloth
     except ImportError as error:
@@ -80,9 +85,7 @@ def load_policy(recipe: Recipe) -> Policy:
 
 def add_adapter(policy: Policy, recipe: Recipe) -> None:
     """Put a fresh, trainable adapter on the model."""
-    policy.model = import_unsloth().FastLanguageModel.get_peft_model(
-        policy.model, **adapter_arguments(recipe)
-    )
+    policy.model = import_unsloth().FastLanguageModel.get_peft_model(policy.model, **adapter_arguments(recipe))
 
 
 def load_adapter(policy: Policy, folder: Path, name: str) -> None:
@@ -102,15 +105,13 @@ def read_adapter_weights(policy: Policy, folder: Path) -> None:
 
     loaded = set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
     if loaded.unexpected_keys:
-        raise EngineError(
-            f"the adapter does not fit the model: {loaded.unexpected_keys[:3]}", where=str(folder)
-        )
+        raise EngineError(f"the adapter does not fit the model: {loaded.unexpected_keys[:3]}", where=str(folder))
 
 
 def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
     """The trainable adapter in peft's format. The base is named as the recipe names it, not by a path of this machine."""
     policy.model.peft_config["default"].base_model_name_or_path = recipe.model.source
-    policy.model.save_pretrained(folder, selected_adapters=["default"])
+    policy.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
 
 
 def adapter_fingerprint(model: Any) -> str:
@@ -172,15 +173,18 @@ def _merged(model: Any, adapter: str) -> Iterator[None]:
 @contextmanager
 def quiet_progress() -> Iterator[None]:
     """Libraries' own progress bars off."""
+    import datasets
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
     was_off = are_progress_bars_disabled()
     disable_progress_bars()
-    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()
+        datasets.enable_progress_bars()
         if not was_off:
             enable_progress_bars()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
-MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+MICRO_BATCH_TOKENS = {"cpu": 8192, "cuda": 16384}
 """Tokens (rows times their longest length) in one backward pass, unless the recipe names a batch."""
 
 PACKAGES = (
@@ -118,9 +118,7 @@ def batch_rows(recipe: Recipe, machine: Machine) -> int:
     if grpo.per_device_train_batch_size is not None:
         return grpo.per_device_train_batch_size
     fits = max(1, MICRO_BATCH_TOKENS[machine.device] // (grpo.max_prompt_length + grpo.max_completion_length))
-    groups = [
-        rows for rows in range(grpo.num_generations, total + 1, grpo.num_generations) if total % rows == 0
-    ]
+    groups = [rows for rows in range(grpo.num_generations, total + 1, grpo.num_generations) if total % rows == 0]
     smaller = [rows for rows in range(1, total + 1) if total % rows == 0 and rows <= fits]
     return max([rows for rows in groups if rows <= fits] or smaller)
 

@@ -76,9 +76,7 @@ class RewardRecorder:
         score.__name__ = reward.name
         return score
 
-    def _record(
-        self, name: str, texts: list[str], rows: list[Row], values: list[float | None], ids: list[Any]
-    ) -> None:
+    def _record(self, name: str, texts: list[str], rows: list[Row], values: list[float | None], ids: list[Any]) -> None:
         if name == next(iter(self._weights)):
             self._table += [
                 {

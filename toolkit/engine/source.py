@@ -39,9 +39,7 @@ def base_checkpoint(model: Model) -> Path:
 
         return converted(path)
     if not any((path / name).is_file() for name in _WEIGHTS):
-        raise EngineError(
-            "the folder holds no model.safetensors", where=str(path), hint="toolkit recipes show NAME"
-        )
+        raise EngineError("the folder holds no model.safetensors", where=str(path), hint="toolkit recipes show NAME")
     return path
 
 

@@ -1,8 +1,4 @@
-"""Builds and runs TRL's trainers on a loaded policy: the supervised warm-up, then GRPO. It writes no records of its own.
-
-On a CPU completions whose advantage is zero are left out of the forward and backward pass: with `beta` 0 they add nothing
-to the gradient, and on small tasks they are half of the work.
-"""
+"""Builds and runs TRL's trainers on a loaded policy: the supervised warm-up, then GRPO. It writes no records of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.arguments import grpo_arguments, warmup_arguments
+from toolkit.engine.lean import exact_for, lean_trainer
 from toolkit.engine.load import Policy, quiet_progress
 from toolkit.engine.rollout import ROW_COLUMN, RewardRecorder, rollouts
 
@@ -83,14 +80,12 @@ def build_grpo_trainer(
     from datasets import Dataset
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
-    lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0
-    kind = _lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
+    lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)
+    kind = lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
     trainer = kind(
         model=policy.model,
         args=trl.GRPOConfig(**grpo_arguments(recipe, policy.setting, folder)),
-        train_dataset=Dataset.from_list(
-            [{"prompt": recipe.task.messages(row), ROW_COLUMN: row.id} for row in rows]
-        ),
+        train_dataset=Dataset.from_list([{"prompt": recipe.task.messages(row), ROW_COLUMN: row.id} for row in rows]),
         reward_funcs=recorder.functions,
         processing_class=policy.tokenizer,
         callbacks=callbacks,
@@ -112,55 +107,9 @@ def _after_each_step(on_step: Callable[[int, dict[str, Any]], bool]) -> Any:
     class AfterEachStep(TrainerCallback):
         """Hands each step's log to the caller, who may ask to stop; what was reached is saved then."""
 
-        def on_log(
-            self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
-        ) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs and on_step(state.global_step, logs):
                 control.should_save = True
                 control.should_training_stop = True
 
     return AfterEachStep()
-
-
-def _lean_trainer(base: Any) -> Any:
-    """The trainer class with a loss that skips completions without an advantage; same gradient as the base class."""
-
-    class LeanGRPOTrainer(base):
-        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-            import torch
-
-            advantages = inputs["advantages"]
-            live = advantages != 0
-            if not live.any():
-                return torch.zeros((), device=advantages.device, requires_grad=True)
-            share = _share(self.loss_type, live, inputs["completion_mask"])
-            return super()._compute_loss(model, _only(inputs, live)) * share
-
-    return LeanGRPOTrainer
-
-
-def _share(loss_type: str, live: Any, mask: Any) -> Any:
-    """What a mean over the live completions must be multiplied by to be the mean over all of them."""
-    if loss_type == "dapo":  # divides by the tokens of the whole generation batch, which stay what they are
-        return 1.0
-    if loss_type == "bnpo":  # a mean over tokens
-        return mask[live].sum() / mask.sum()
-    return live.float().mean()  # means over completions
-
-
-def _only(inputs: dict[str, Any], live: Any) -> dict[str, Any]:
-    """The live rows, without columns that are padding in all of them."""
-    import torch
-
-    rows = len(live)
-    kept = {
-        name: value[live]
-        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
-        else value
-        for name, value in inputs.items()
-    }
-    prompt, completion = kept["prompt_mask"].any(dim=0), kept["completion_mask"].any(dim=0)
-    for name, value in kept.items():
-        if isinstance(value, torch.Tensor) and value.dim() == 2:
-            kept[name] = value[:, prompt] if name.startswith("prompt_") else value[:, completion]
-    return kept

@@ -28,22 +28,16 @@ def evaluate_run(path: Path) -> dict[str, Any]:
     run = RunDir(path)
     recipe = load_resolved(run.recipe).recipe
     if not run.adapter.is_dir():
-        raise ToolkitError(
-            "the run has no trained adapter", where=str(path), hint=f"toolkit train --resume {path}"
-        )
+        raise ToolkitError("the run has no trained adapter", where=str(path), hint=f"toolkit train --resume {path}")
     rows = recipe.task.rows("heldout")[: recipe.eval.rows]
     if len(rows) < recipe.eval.rows:
         hint = f"toolkit eval after lowering eval.rows to {len(rows)}"
-        raise DataError(
-            f"eval.rows asks for {recipe.eval.rows} rows, the task has {len(rows)} held out", hint=hint
-        )
+        raise DataError(f"eval.rows asks for {recipe.eval.rows} rows, the task has {len(rows)} held out", hint=hint)
     from toolkit.engine.load import load_policy
 
     policy = load_policy(recipe)
     prompts = [policy.prompt_ids(recipe.task.messages(row)) for row in rows]
-    answers = [
-        answer for name in _models(run, policy) for answer in _answers(policy, recipe, name, rows, prompts)
-    ]
+    answers = [answer for name in _models(run, policy) for answer in _answers(policy, recipe, name, rows, prompts)]
     record = evaluation_record(recipe, answers, prompts)
     write_answers(run.eval_completions, answers)
     write_json(run.evaluation, record)
@@ -74,9 +68,7 @@ def _answers(
     stop = policy.stop_token_ids
     with for_generation(policy, None if name == "base" else name) as model:
         if recipe.eval.greedy:
-            yield from _asked(
-                model, policy, recipe, name, rows, prompts, greedy_sampling(recipe, stop), samples=0
-            )
+            yield from _asked(model, policy, recipe, name, rows, prompts, greedy_sampling(recipe, stop), samples=0)
         sampling = training_sampling(recipe, stop)
         yield from _asked(model, policy, recipe, name, rows, prompts, sampling, samples=recipe.eval.samples)
 

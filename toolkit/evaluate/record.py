@@ -25,9 +25,7 @@ RESAMPLES = 10_000
 ORDER = ("base", "warmup", "tuned")
 
 
-def evaluation_record(
-    recipe: Recipe, answers: Sequence[Answer], prompts: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+def evaluation_record(recipe: Recipe, answers: Sequence[Answer], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The content of `eval.json` (schema 1)."""
     names = [name for name in ORDER if any(answer["model"] == name for answer in answers)]
     of = {name: [answer for answer in answers if answer["model"] == name] for name in names}
@@ -148,9 +146,7 @@ def show(record: dict[str, Any]) -> None:
         for name, model in record["models"].items()
     ]
     title = f"{record['n']} held-out rows, {record['samples']} samples each"
-    console.table(
-        title, ("model", "right", "right, greedy", "right, tags ignored", "in format", "tokens"), rows
-    )
+    console.table(title, ("model", "right", "right, greedy", "right, tags ignored", "in format", "tokens"), rows)
     changes = [
         (pair, _points(change), _points(change["greedy"]) if "greedy" in change else "–")
         for pair, change in record["differences"].items()

@@ -22,11 +22,18 @@ from toolkit.export.merge import merge
 from toolkit.llamacpp import GgufFile, check_type, versions
 from toolkit.rundir import EXPORTS, SCHEMA, RunDir, replacing, sha256_of, write_json
 
-MERGED, ADAPTER, RECIPE, MANIFEST, CERTIFICATE = "merged", "adapter", "recipe.json", "manifest.json", "verify.json"
+MERGED, ADAPTER, RECIPE, MANIFEST, CERTIFICATE = (
+    "merged",
+    "adapter",
+    "recipe.json",
+    "manifest.json",
+    "verify.json",
+)
 
 
 class ExportedFile(BaseModel):
-    """One GGUF file. `tensor_types` counts what is in it, which for small models is not what the type's name says."""
+    """One GGUF file. `tensor_types` counts what is in it, which for small models is not what the type's
+    name says."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -57,8 +64,8 @@ def export_run(
 ) -> ExportRecord:
     """Merge the run's adapter and write the GGUF types `quants` (None: those of its recipe) into `out`.
 
-    `merged=False` asks for the GGUF files alone; the merged folder stays beside them all the same, because they come
-    from it and `verify` compares with it.
+    `merged=False` asks for the GGUF files alone; the merged folder stays beside them all the same, because
+    they come from it and `verify` compares with it.
     """
     from toolkit.engine.source import base_checkpoint
     from toolkit.recipe import load_resolved
@@ -81,7 +88,11 @@ def export_run(
         shutil.copyfile(source.recipe, temporary)
     record = ExportRecord(
         run=source.path.name,
-        base={"source": recipe.model.source, "revision": recipe.model.revision, **_hashes(base, "*.safetensors")},
+        base={
+            "source": recipe.model.source,
+            "revision": recipe.model.revision,
+            **_hashes(base, "*.safetensors"),
+        },
         adapter=_hashes(out / ADAPTER),
         merged=written,
         files=files,

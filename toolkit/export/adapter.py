@@ -1,4 +1,5 @@
-"""Reads a PEFT LoRA adapter: which module of the base gets which change. It refuses what merge.py cannot do exactly."""
+"""Reads a PEFT LoRA adapter: which module of the base gets which change. It refuses what merge.py cannot
+do exactly."""
 
 from __future__ import annotations
 
@@ -26,11 +27,13 @@ SAFE_FIELDS = frozenset(
         "target_modules", "task_type", "use_dora", "use_rslora", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Fields of adapter_config.json that merge.py honours, or that do not touch the arithmetic. Any other one that is
-set (`bias`, `fan_in_fan_out`, `layer_replication`, `trainable_token_indices`, …) changes what the adapter means."""
+"""Fields of adapter_config.json that merge.py honours, or that do not touch the arithmetic. Any other one
+that is set (`bias`, `fan_in_fan_out`, `layer_replication`, `trainable_token_indices`, …) changes what the
+adapter means."""
 
 SAFE_INITS = (None, True, False, "gaussian", "orthogonal", "eva", "lora_ga")
-"""Initialisations that leave the base as it was. PiSSA, OLoRA, CorDA and LoftQ train against a changed base."""
+"""Initialisations that leave the base as it was. PiSSA, OLoRA, CorDA and LoftQ train against a changed
+base."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,8 @@ class LoraChange:
 
 @dataclass(slots=True)
 class Adapter:
-    """Changes by module path (`model.layers.0.mlp.up_proj`), and tensors to put in place of the base's by name."""
+    """Changes by module path (`model.layers.0.mlp.up_proj`), and tensors to put in place of the base's by
+    name."""
 
     changes: dict[str, LoraChange] = field(default_factory=dict)
     replaced: dict[str, torch.Tensor] = field(default_factory=dict)

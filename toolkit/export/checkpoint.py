@@ -1,7 +1,7 @@
 """A safetensors checkpoint on the disk: its shards, the place of every tensor in them. It loads no weights.
 
-The format is a length, a JSON header and the bytes of the tensors, so that a merged copy can keep the header and the
-bytes of every tensor that it does not change exactly as they are.
+The format is a length, a JSON header and the bytes of the tensors, so that a merged copy can keep the header
+and the bytes of every tensor that it does not change exactly as they are.
 """
 
 from __future__ import annotations

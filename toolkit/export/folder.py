@@ -20,7 +20,14 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 TEMPLATE = "chat_template.jinja"
 MACHINE_KEYS = frozenset(
-    {"_name_or_path", "_model_name_or_path", "name_or_path", "is_local", "local_files_only", "_from_model_config"}
+    {
+        "_name_or_path",
+        "_model_name_or_path",
+        "name_or_path",
+        "is_local",
+        "local_files_only",
+        "_from_model_config",
+    }
 )
 TRAINING_KEYS = frozenset({"quantization_config", "unsloth_version", "unsloth_fixed", "use_cache"})
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
@@ -47,9 +54,9 @@ def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str) -> None:
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:
-    """A copy, but for one mark: a byte-level vocabulary has no tokens to fall back to, and where `byte_fallback` is set
-    all the same (transformers sets it when it rebuilds a tokenizer from GGUF) the converter takes it for SentencePiece
-    and writes a file on which llama.cpp aborts."""
+    """A copy, but for one mark: a byte-level vocabulary has no tokens to fall back to, and where
+    `byte_fallback` is set all the same (transformers sets it when it rebuilds a tokenizer from GGUF) the
+    converter takes it for SentencePiece and writes a file on which llama.cpp aborts."""
     content = read_json(source)
     model = content.get("model", {})
     if model.get("type") == "BPE" and model.get("byte_fallback") and "<0x00>" not in model.get("vocab", {}):
@@ -60,7 +67,8 @@ def _write_tokenizer(source: Path, target: Path) -> None:
 
 
 def config_of(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The base's config with the type of the written weights, without quantisation and traces of the machine."""
+    """The base's config with the type of the written weights, without quantisation and traces of the
+    machine."""
     kept = {key: value for key, value in config.items() if key not in MACHINE_KEYS | TRAINING_KEYS}
     kept.pop("torch_dtype", None)
     for part in [kept, *(value for value in kept.values() if isinstance(value, dict))]:
@@ -72,7 +80,8 @@ def config_of(config: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
-    """tokenizer_config.json with the chat template inline and the special tokens spelled out for converters."""
+    """tokenizer_config.json with the chat template inline and the special tokens spelled out for
+    converters."""
     settings = read_json(base / "tokenizer_config.json", {})
     settings = {key: value for key, value in settings.items() if key not in MACHINE_KEYS | {"backend"}}
     if settings.get("tokenizer_class") == "TokenizersBackend":  # transformers 5 alone knows this name
@@ -90,8 +99,8 @@ def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
 
 
 def generation_of(generation: dict[str, Any], config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The base's generation config with every token that ends an answer: its own, the config's, the tokenizer's and
-    the one that the chat template writes after an assistant's turn."""
+    """The base's generation config with every token that ends an answer: its own, the config's, the
+    tokenizer's and the one that the chat template writes after an assistant's turn."""
     settings, ids = read_json(folder / "tokenizer_config.json"), special_ids(folder)
     text_config = config.get("text_config") or {}
     stops = _as_list(generation.get("eos_token_id")) or _as_list(config.get("eos_token_id"))

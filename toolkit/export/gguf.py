@@ -1,4 +1,5 @@
-"""Turns the merged folder into GGUF files: one conversion at the weights' own precision, then one pass per type."""
+"""Turns the merged folder into GGUF files: one conversion at the weights' own precision, then one pass per
+type."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from toolkit.export.checkpoint import Checkpoint
 from toolkit.llamacpp import bits_per_weight, convert, quantize
 
 SOURCE_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-"""All quants come from the type of the merged weights, so that none of them depends on which others are made."""
+"""All quants come from the type of the merged weights, so that none of them depends on which others are
+made."""
 
 VOCABULARY_BYTES = 50_000_000
 """Room for tokens, merges and alignment in one file; the largest vocabularies in use need half of it."""
@@ -25,7 +27,8 @@ def gguf_name(name: str, kind: str) -> str:
 
 
 def write_ggufs(merged: Path, out: Path, *, name: str, kinds: list[str], dtype: str) -> list[str]:
-    """Write one file per type into `out`; returns what the converter warned of. Files appear complete or not at all."""
+    """Write one file per type into `out`; returns what the converter warned of. Files appear complete or
+    not at all."""
     source_type = SOURCE_TYPES[dtype]
     with tempfile.TemporaryDirectory(prefix=".gguf-", dir=out) as scratch:
         source = Path(scratch) / gguf_name("source", source_type)

@@ -1,7 +1,8 @@
-"""Merges a LoRA adapter into a 16-bit checkpoint, tensor by tensor from disk to disk. It knows no model class.
+"""Merges a LoRA adapter into a 16-bit checkpoint, tensor by tensor from disk to disk. It knows no model
+class.
 
-Arithmetic is fp32 with one rounding to the base's type; every tensor that the adapter does not name is copied byte for
-byte. Only one tensor is in memory at a time, whatever the size of the model.
+Arithmetic is fp32 with one rounding to the base's type; every tensor that the adapter does not name is copied
+byte for byte. Only one tensor is in memory at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 COPY_BYTES = 16 * 2**20
 
 RENAMES = (("", ""), ("model.language_model.", "language_model.model."), ("model.language_model.", "model."))
-"""Beginnings of module paths in memory -> in the checkpoint. transformers renames the text part of models that
-also see pictures; one rule must fit all keys of an adapter."""
+"""Beginnings of module paths in memory -> in the checkpoint. transformers renames the text part of models
+that also see pictures; one rule must fit all keys of an adapter."""
 
 Change = Callable[["torch.Tensor"], "torch.Tensor"]
 
@@ -54,7 +55,8 @@ DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def match(adapter: Adapter, checkpoint: Checkpoint) -> dict[str, Change]:
-    """Tensor name in the checkpoint -> its change. Exact and one to one, or an error with examples of both sides."""
+    """Tensor name in the checkpoint -> its change. Exact and one to one, or an error with examples of both
+    sides."""
     places = checkpoint.tensors
     wanted: dict[str, Change] = {f"{path}.weight": _lora(change) for path, change in adapter.changes.items()}
     wanted |= {name: _replacement(tensor) for name, tensor in adapter.replaced.items()}

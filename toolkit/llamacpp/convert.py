@@ -1,7 +1,8 @@
-"""Runs llama.cpp's converter: a Hugging Face folder in, one GGUF file out. It quantises nothing (quantize.py does).
+"""Runs llama.cpp's converter: a Hugging Face folder in, one GGUF file out. It quantises nothing (quantize.py
+does).
 
-The converter runs as a process of its own with an argument list, offline. What it warns of about the tokenizer is
-an error here: such files load, and then answer worse than the model that was trained.
+The converter runs as a process of its own with an argument list, offline. What it warns of about the
+tokenizer is an error here: such files load, and then answer worse than the model that was trained.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ FETCH_COMMAND = "python -m toolkit.llamacpp.fetch"
 TAIL_LINES = 12
 
 HARMLESS = ("Unknown RoPE type: default",)
-"""transformers 5 names the plain rotary embedding "default", the converter expects nothing there and does nothing."""
+"""transformers 5 names the plain rotary embedding "default", the converter expects nothing there and does
+nothing."""
 
 TOKENIZER_WARNING = re.compile(r"^(WARNING|ERROR):gguf\.vocab|token|merge|vocab|chat_template|special", re.I)
 
@@ -72,7 +74,8 @@ def versions() -> dict[str, str]:
 
 
 def convert(model: Path, out: Path, *, outtype: str, name: str, limit_s: float = 7200) -> Conversion:
-    """Write `out`, complete or not at all. `outtype` is f32, f16 or bf16; `name` goes into the file's header."""
+    """Write `out`, complete or not at all. `outtype` is f32, f16 or bf16; `name` goes into the file's
+    header."""
     script = converter_dir() / SCRIPT
     with replacing(out.resolve()) as scratch:
         command = [

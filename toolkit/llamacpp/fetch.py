@@ -1,7 +1,8 @@
 """Puts llama.cpp's converter in its place: `python -m toolkit.llamacpp.fetch [SDIST]`, once, at set-up.
 
-The converter is only in the source distribution of llama-cpp-python, so that one file comes from the package index
-through pip, with pip's own settings (index, mirror, cache). It builds nothing and runs nothing of what it unpacks.
+The converter is only in the source distribution of llama-cpp-python, so that one file comes from the package
+index through pip, with pip's own settings (index, mirror, cache). It builds nothing and runs nothing of what
+it unpacks.
 """
 
 from __future__ import annotations

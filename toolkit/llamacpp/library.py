@@ -11,6 +11,7 @@ from typing import Any
 from toolkit.errors import MissingExtraError
 
 _log: deque[str] = deque(maxlen=30)
+_alive: list[Any] = []
 
 
 @cache
@@ -27,7 +28,7 @@ def library() -> Any:
         _log.append(text.decode("utf-8", errors="replace"))
 
     llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
-    llama_cpp.toolkit_log_callback = keep  # ctypes does not keep it alive
+    _alive.append(keep)  # ctypes keeps no reference
     llama_cpp.llama_backend_init()
     return llama_cpp
 

@@ -30,8 +30,8 @@ FILE_TYPES: dict[str, tuple[str, float]] = {
 }
 """Name in a recipe -> (llama.cpp's name, bits per weight to reserve on the disk).
 
-The bits are an upper estimate: the embedding stays at 6 to 8 bits, and in a small model it is much of the whole;
-rows that 256 does not divide fall back to wider types.
+The bits are an upper estimate: the embedding stays at 6 to 8 bits, and in a small model it is much of the
+whole; rows that 256 does not divide fall back to wider types.
 """
 
 

@@ -1,14 +1,15 @@
 """Opens a GGUF file in llama.cpp: tokens, log-probabilities, greedy text. It compares nothing with anything.
 
-It speaks llama.cpp's C interface as llama-cpp-python binds it, because the greedy texts of many prompts run side by
-side there (three times faster than one after the other) and logits are copied only where they are wanted.
+It speaks llama.cpp's C interface as llama-cpp-python binds it, because the greedy texts of many prompts run
+side by side there (three times faster than one after the other) and logits are copied only where they are
+wanted.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,16 @@ def render_chat(template: str, messages: list[dict[str, str]], *, bos: str, eos:
     return formatter(messages=messages).prompt  # type: ignore[arg-type]
 
 
+def common_length(sequences: Sequence[Sequence[int]]) -> int:
+    """How many items all sequences begin with."""
+    columns = zip(*sequences, strict=False)
+    return next((at for at, column in enumerate(columns) if len(set(column)) > 1), min(map(len, sequences)))
+
+
 @contextmanager
 def open_model(path: Path, *, context: int, sequences: int = 1, threads: int = 1) -> Iterator[LlamaModel]:
-    """The file, loaded; freed at the end. `context` is per sequence. One thread is steadier than two on a busy machine."""
+    """The file, loaded; freed at the end. `context` is per sequence. One thread is steadier than two on a
+    busy machine."""
     lib = library()
     parameters = lib.llama_model_default_params()
     parameters.n_gpu_layers = 0
@@ -91,7 +99,8 @@ class LlamaModel:
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """Token ids; special tokens written in the text are read as such. `special`: add BOS where the file says so."""
+        """Token ids; special tokens written in the text are read as such. `special`: add BOS where the
+        file says so."""
         return tokenize(self._lib, self._vocab, text, add_special=special)
 
     def text(self, ids: list[int]) -> str:
@@ -118,7 +127,11 @@ class LlamaModel:
         if self.chat_template is None:
             raise ExportError("the file holds no chat template")
         return render_chat(
-            self.chat_template, messages, bos=self.piece(self.bos), eos=self.piece(self.eos), generate=generate
+            self.chat_template,
+            messages,
+            bos=self.piece(self.bos),
+            eos=self.piece(self.eos),
+            generate=generate,
         )
 
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
@@ -127,7 +140,8 @@ class LlamaModel:
         return self.tokenize(text, special=not (self.adds_bos and text.startswith(self.piece(self.bos))))
 
     def log_probabilities(self, ids: list[int], start: int) -> numpy.ndarray:
-        """Log-probabilities of what follows ids[start-1], ids[start], … ids[-2]: one row per token from `start` on."""
+        """Log-probabilities of what follows ids[start-1], ids[start], … ids[-2]: one row per token from
+        `start` on."""
         import numpy
 
         keep = 0
@@ -169,8 +183,7 @@ class LlamaModel:
 
     def _prefill(self, prompts: list[list[int]]) -> dict[int, int]:
         """Read all prompts, their common beginning once; the first new token of each."""
-        shared = len(os.path.commonprefix(prompts))
-        shared = min(shared, min(len(prompt) for prompt in prompts) - 1)
+        shared = min(common_length(prompts), min(len(prompt) for prompt in prompts) - 1)
         for begin in range(0, shared, BATCH_TOKENS):
             part = range(begin, min(begin + BATCH_TOKENS, shared))
             self._decode([(prompts[0][at], at, 0, False) for at in part])

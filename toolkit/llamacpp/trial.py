@@ -1,6 +1,7 @@
-"""Opens a GGUF file in a process of its own first: on some damaged files llama.cpp aborts instead of answering.
+"""Opens a GGUF file in a process of its own first: on some damaged files llama.cpp aborts instead of
+answering.
 
-`try_file` is what others call; run as a module, this is that process.
+`try_file` is what others call, `main` is that process.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ LIMIT_S = 600
 
 
 def try_file(path: Path, texts: list[str]) -> None:
-    """Load the file, tokenise the texts and run the model on them; ExportError where that does not end well."""
-    command = [sys.executable, "-m", "toolkit.llamacpp.trial", str(path.resolve())]
+    """Load the file, tokenise the texts and run the model on them; ExportError where that does not end
+    well."""
+    code = "import sys; from toolkit.llamacpp.trial import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, str(path.resolve())]
     source = str(Path(__file__).resolve().parents[2])
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
     try:
@@ -49,7 +52,3 @@ def main() -> int:
         sys.stderr.write(error.message)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,5 @@
-"""The vocabulary of a GGUF file without its weights: how llama.cpp splits a text into tokens. It runs no model."""
+"""The vocabulary of a GGUF file without its weights: how llama.cpp splits a text into tokens. It runs no
+model."""
 
 from __future__ import annotations
 

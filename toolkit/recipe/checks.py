@@ -55,9 +55,7 @@ def _delta_above_clip(get: Get) -> Problem | None:
     if delta is None or delta > 1 + epsilon:
         return None
     message = f"delta {delta} must be above 1 + epsilon = {1 + epsilon:g}"
-    return Problem(
-        ("grpo.delta", "grpo.epsilon"), message, f"for example {2 + epsilon:g}, or null for no bound"
-    )
+    return Problem(("grpo.delta", "grpo.epsilon"), message, f"for example {2 + epsilon:g}, or null for no bound")
 
 
 def _sequence_loss(get: Get) -> Problem | None:
@@ -65,17 +63,13 @@ def _sequence_loss(get: Get) -> Problem | None:
     if get("grpo.importance_sampling_level") == "token" or loss == "grpo":
         return None
     message = f"with one ratio per sequence, loss_type {loss} adds that ratio once per token"
-    return Problem(
-        ("grpo.importance_sampling_level", "grpo.loss_type"), message, "loss_type: grpo, as in GSPO"
-    )
+    return Problem(("grpo.importance_sampling_level", "grpo.loss_type"), message, "loss_type: grpo, as in GSPO")
 
 
 def _exports_something(get: Get) -> Problem | None:
     if get("export.merged") or get("export.gguf"):
         return None
-    return Problem(
-        ("export.gguf", "export.merged"), "the export would be empty", "merged: true, or a type in gguf"
-    )
+    return Problem(("export.gguf", "export.merged"), "the export would be empty", "merged: true, or a type in gguf")
 
 
 # Each rule with all keys it reads.

@@ -55,9 +55,7 @@ class FaultFinder:
         nodes, keys = self._walk([*error["loc"], *inside])
         kind, node, key = error["type"], nodes[-1], dotted(keys)
         if kind == "extra_forbidden":
-            return node.key_place.fault(
-                key, f"unknown key {shorten(str(keys[-1]))}", self._near_key(error["loc"])
-            )
+            return node.key_place.fault(key, f"unknown key {shorten(str(keys[-1]))}", self._near_key(error["loc"]))
         if kind == "missing":
             return self._missing(node, key, str(error["loc"][-1]), None)
         if kind == "union_tag_not_found":
@@ -118,9 +116,7 @@ class FaultFinder:
         tag, tags = str(error.get("ctx", {}).get("tag", "")), _tags(error)
         name = node.value.get("name", node) if isinstance(node.value, dict) else node
         if not isinstance(name.value, str):
-            return name.place.fault(
-                f"{key}.name", f"expected a text, got {describe(name.value)}", _one_of(tags)
-            )
+            return name.place.fault(f"{key}.name", f"expected a text, got {describe(name.value)}", _one_of(tags))
         near = nearest(tag, tags)
         noun = "reward" if key.startswith("rewards") else key
         hint = f"did you mean {near}?" if near else _one_of(tags)
@@ -189,9 +185,7 @@ def _words(error: ErrorDetails) -> tuple[str, str | None]:
     if kind in _LIMIT:
         return f"must be {_LIMIT_WORD[kind]} {bare_number(ctx[_LIMIT[kind]])}, got {got}", None
     if kind == "literal_error":
-        choices = [
-            choice.strip().strip("'") for choice in str(ctx["expected"]).replace(" or ", ", ").split(",")
-        ]
+        choices = [choice.strip().strip("'") for choice in str(ctx["expected"]).replace(" or ", ", ").split(",")]
         near = nearest(given, choices) if isinstance(given, str) else None
         return f"expected one of {', '.join(choices)}; got {got}", f"did you mean {near}?" if near else None
     if kind == "value_error":

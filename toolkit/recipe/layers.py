@@ -67,13 +67,9 @@ def read_file(path: Path, kind: Kind) -> tuple[Node, list[Fault]]:
     name = shown(path)
     root, faults = parse(read_text(path, name, kind), name, kind)
     if root is None or root.value is None:
-        raise YamlStop(
-            Place(name, 1, 1, kind).fault("", "the file is empty", "model:, task: and rewards: are needed")
-        )
+        raise YamlStop(Place(name, 1, 1, kind).fault("", "the file is empty", "model:, task: and rewards: are needed"))
     if not isinstance(root.value, dict):
-        raise YamlStop(
-            root.place.fault("", f"a recipe is a mapping (key: value), got {describe(root.value)}")
-        )
+        raise YamlStop(root.place.fault("", f"a recipe is a mapping (key: value), got {describe(root.value)}"))
     return root, faults
 
 
@@ -96,9 +92,7 @@ def read_chain(path: Path) -> tuple[list[tuple[Path, Node]], list[Fault]]:
 
 def _parent_path(parent: Node, asker: Path, seen: list[Path]) -> Path:
     if not isinstance(parent.value, str):
-        raise YamlStop(
-            parent.place.fault("extends", f"expected a name or a path, got {describe(parent.value)}")
-        )
+        raise YamlStop(parent.place.fault("extends", f"expected a name or a path, got {describe(parent.value)}"))
     path = find(parent.value, beside=asker.parent, asked_at=parent.place, key="extends")
     if not os.path.exists(path):  # unlike Path.exists, answers for any text
         raise YamlStop(_missing_parent(parent, path))
@@ -138,13 +132,9 @@ def _split(text: str) -> tuple[str, str]:
         hint = f"{key.replace(':', '=')}" if ":" in key else "for example grpo.learning_rate=1e-5"
         raise YamlStop(COMMAND_LINE.fault(shorten(text), "an override is written key=value", hint))
     if not all(key.split(".")):
-        raise YamlStop(
-            COMMAND_LINE.fault(shorten(key), "a key has an empty part", "for example model.lora.r=16")
-        )
+        raise YamlStop(COMMAND_LINE.fault(shorten(key), "a key has an empty part", "for example model.lora.r=16"))
     if key.split(".")[0] == "extends":
-        raise YamlStop(
-            COMMAND_LINE.fault(key, "extends cannot be overridden", "name the other recipe instead")
-        )
+        raise YamlStop(COMMAND_LINE.fault(key, "extends cannot be overridden", "name the other recipe instead"))
     return key, value
 
 
@@ -186,9 +176,7 @@ def _merge_items(base: Node, over: Node, faults: list[Fault], key: str) -> Node:
             continue
         near = nearest(name, [place for place in places if not place.isdecimal()])
         hint = f"did you mean {near}?" if near else f"the list has: {', '.join(places) or 'nothing'}"
-        faults.append(
-            COMMAND_LINE.fault(f"{key}.{shorten(name)}", f"the list has no item {shorten(name)}", hint)
-        )
+        faults.append(COMMAND_LINE.fault(f"{key}.{shorten(name)}", f"the list has no item {shorten(name)}", hint))
     return replace(base, value=items)
 
 

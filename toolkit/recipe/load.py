@@ -77,17 +77,11 @@ def load_resolved(path: Path) -> Loaded:
     try:
         recipe = Recipe.model_validate_json(path.read_bytes(), strict=True)
     except OSError as error:
-        raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=shown(path), hint="toolkit train"
-        ) from error
+        raise ToolkitError(f"cannot be read: {error.strerror}", where=shown(path), hint="toolkit train") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = (
-            f"not a resolved recipe: {dotted(first['loc'])}: {first['msg']} ({error.error_count()} faults)"
-        )
-        raise ToolkitError(
-            message, where=shown(path), hint="it was made by another version; train anew"
-        ) from error
+        message = f"not a resolved recipe: {dotted(first['loc'])}: {first['msg']} ({error.error_count()} faults)"
+        raise ToolkitError(message, where=shown(path), hint="it was made by another version; train anew") from error
     place = Place(shown(path), None, None, "recipe")
     return _loaded(recipe, _everything(recipe.model_dump(mode="json"), place), path, path.parent.name)
 
@@ -122,9 +116,7 @@ def _merged_tree(name_or_path: str, overrides: Sequence[str]) -> tuple[Path, Nod
 
 def _validation_faults(error: ValidationError, finder: FaultFinder, plain: dict[str, Any]) -> list[Fault]:
     details = error.errors(include_url=False)
-    if [item["loc"] for item in details] == [
-        ()
-    ]:  # the fields are right, only the rules over several keys are not
+    if [item["loc"] for item in details] == [()]:  # the fields are right, only the rules over several keys are not
         return [finder.problem(problem) for problem in cross_problems(_filled(plain))]
     faulty = {".".join(map(str, item["loc"][:3])) for item in details}
     faulty |= {meant for item in details if (meant := finder.unknown_means(item))}
@@ -168,9 +160,7 @@ def _leaves(value: Any, node: Node | None, key: str) -> Iterator[tuple[str, Any,
         inner = node.value if node is not None and isinstance(node.value, dict) else {}
         for name, item in value.items():
             yield from _leaves(item, inner.get(name), f"{key}.{name}" if key else name)
-    elif (
-        isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value)
-    ):
+    elif isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
         nodes = node.value if node is not None and isinstance(node.value, list) else []
         for item, inner in zip_longest(value, nodes[: len(value)]):
             yield from _leaves(item, inner, f"{key}.{item['name']}")

@@ -114,9 +114,7 @@ def lint(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> 
     )
 
 
-def _gold_failures(
-    rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase
-) -> dict[str, list[str]]:
+def _gold_failures(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> dict[str, list[str]]:
     failures: dict[str, list[str]] = {}
     for row in rows:
         text = perfect(row, task)
@@ -134,9 +132,7 @@ def _probe_results(rewards: Sequence[RewardBase], rows: Sequence[Row], task: Tas
         if tried:
             pays = {reward.name: _most(scores.values[reward.name] for scores in tried) for reward in rewards}
             total = max(scores.total for scores in tried)
-            results.append(
-                ProbeResult(name=probe.name, form_may_pay=probe.form_may_pay, pays=pays, total=total)
-            )
+            results.append(ProbeResult(name=probe.name, form_may_pay=probe.form_may_pay, pays=pays, total=total))
     return results
 
 
@@ -175,9 +171,7 @@ def _row_problems(rows: Sequence[Row], usable: Sequence[Row]) -> list[Problem]:
     return []
 
 
-def _gold_problems(
-    rewards: Sequence[RewardBase], failures: dict[str, list[str]], total: int
-) -> list[Problem]:
+def _gold_problems(rewards: Sequence[RewardBase], failures: dict[str, list[str]], total: int) -> list[Problem]:
     problems = []
     for reward in rewards:
         places = failures.get(reward.name)
@@ -207,9 +201,7 @@ def _form_problems(
     problems = [_problem("warning", f"{reward.name} pays no tried form in full", reward) for reward in never]
     by_name = {reward.name: reward for reward in rewards}
     for left, right in pairs:
-        problems.append(
-            _problem("warning", f"{left} and {right} can never be earned together", by_name[left])
-        )
+        problems.append(_problem("warning", f"{left} and {right} can never be earned together", by_name[left]))
     return problems
 
 
@@ -217,7 +209,5 @@ def _share_problems(rewards: Sequence[RewardBase], share: float) -> list[Problem
     if not any(reward.reads_gold for reward in rewards):
         return [_problem("warning", "no reward reads the gold: a wrong answer earns as much as a right one")]
     if share < 0.5 - _ENOUGH:
-        return [
-            _problem("warning", f"form outweighs the answer: only {share:.0%} of the highest total is for it")
-        ]
+        return [_problem("warning", f"form outweighs the answer: only {share:.0%} of the highest total is for it")]
     return []

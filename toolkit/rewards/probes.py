@@ -78,7 +78,5 @@ PROBES: tuple[Probe, ...] = (
     Probe("answer cut off", _cut_off),
     Probe("endless chatter without tags", _chatter),
     Probe("prompt copied back", _prompt),
-    Probe(
-        "wrong answer in the right form", lambda row, task: format_completion(_REASONING, _other(row)), True
-    ),
+    Probe("wrong answer in the right form", lambda row, task: format_completion(_REASONING, _other(row)), True),
 )

@@ -31,9 +31,7 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as cause:
         raise DataError(f"the line is not UTF-8 (byte {cause.start + 1})", where=where) from cause
     except (ValueError, RecursionError) as cause:
-        raise DataError(
-            f"the line is not JSON: {cause}", where=where, hint="one JSON object a line"
-        ) from cause
+        raise DataError(f"the line is not JSON: {cause}", where=where, hint="one JSON object a line") from cause
     if not isinstance(value, dict):
         raise DataError(
             f"the line holds a JSON {_kind(value)}, not an object", where=where, hint="one JSON object a line"

@@ -40,11 +40,7 @@ class LibraryJudge:
 
     def __call__(self, answer: str) -> bool:
         gold = self.entry["answer"]
-        if (
-            isinstance(gold, str)
-            and gold
-            and (answer == gold or (is_plain(gold) and same_number(answer, gold)))
-        ):
+        if isinstance(gold, str) and gold and (answer == gold or (is_plain(gold) and same_number(answer, gold))):
             return True
         if not answer or len(answer) > _MAX_CHARS or self._is_unsafe(answer):
             return False
@@ -73,7 +69,5 @@ def library(dataset: str, knobs: str, seed: int, size: int) -> Any:
             parts = parameters.get("datasets") or []
             parameters["datasets"] = [DatasetSpec(**{"config": {}, **part}) for part in parts]
         return reasoning_gym.create_dataset(dataset, seed=seed, size=size, **parameters)
-    except (
-        Exception
-    ) as cause:  # the boundary to the library: AssertionError, TypeError, ValueError and others
+    except Exception as cause:  # the boundary to the library: AssertionError, TypeError, ValueError and others
         raise DataError(f"reasoning-gym refuses {knobs}: {cause}", where=f"task {dataset}") from cause

@@ -77,9 +77,7 @@ def _short_enough(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> list[R
     limit, per_step = recipe.grpo.max_prompt_length, recipe.grpo.prompts_per_step
     kept = [row for row in rows if len(policy.prompt_ids(recipe.task.messages(row))) <= limit]
     if len(kept) < len(rows):
-        console.warn(
-            f"{len(rows) - len(kept)} of {len(rows)} rows have prompts over {limit} tokens and are left out"
-        )
+        console.warn(f"{len(rows) - len(kept)} of {len(rows)} rows have prompts over {limit} tokens and are left out")
     if len(kept) < per_step:
         hint = "raise grpo.max_prompt_length, or lower grpo.prompts_per_step"
         raise DataError(f"one step needs {per_step} rows, and there are {len(kept)}", hint=hint)

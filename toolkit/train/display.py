@@ -54,9 +54,7 @@ class Display:
         self._seconds.append(metrics["seconds"])
         total = self._recipe.grpo.max_steps
         facts = self._facts(metrics, total)
-        line = f"step {metrics['step']}/{total}  " + "  ".join(
-            f"{name} {value}" for name, value in facts.items()
-        )
+        line = f"step {metrics['step']}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
         self._show(self._bar("GRPO", metrics["step"], total, facts), line, last=metrics["step"] == total)
 
     def _facts(self, metrics: dict[str, Any], total: int) -> dict[str, str]:

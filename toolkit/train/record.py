@@ -110,9 +110,7 @@ class Recorder:
     def rewind(self, checkpoint: Path | None) -> None:
         """Forget what was recorded of GRPO steps after the checkpoint: they are run again."""
         step = _step_of(checkpoint) if checkpoint else 0
-        lines = (
-            self._run.metrics.read_text(encoding="utf-8").splitlines() if self._run.metrics.exists() else []
-        )
+        lines = self._run.metrics.read_text(encoding="utf-8").splitlines() if self._run.metrics.exists() else []
         kept = [line for line in lines if _survives(line, step)]
         with replacing(self._run.metrics) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -26,9 +26,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if request.asked:
             raise KeyboardInterrupt
         request.asked = True
-        console.err.print(
-            f"\n{signal.Signals(number).name}: finishing this step and saving; once more stops at once"
-        )
+        console.err.print(f"\n{signal.Signals(number).name}: finishing this step and saving; once more stops at once")
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,7 +1,8 @@
-"""Verify: shows, with numbers, that the files of an export answer as the trained model does. It mends nothing.
+"""Verify: shows, with numbers, that the files of an export answer as the trained model does. It mends
+nothing.
 
-Everything is compared with the merged model in fp32 through plain transformers, and that one with base and adapter
-through PEFT; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`.
+Everything is compared with the merged model in fp32 through plain transformers, and that one with base and
+adapter through PEFT; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from toolkit.verify.record import Check, FileResult, VerifyRecord, equal, failed
 from toolkit.verify.reference import quiet
 
 PROBLEMS = 16
-"""Held-out problems whose greedy answers are graded: as many sequences as llama.cpp runs side by side here."""
+"""Held-out problems whose greedy answers are graded: as many sequences as llama.cpp runs side by side
+here."""
 
 MERGED, ADAPTER, RECIPE, MANIFEST = "merged", "adapter", "recipe.json", "manifest.json"
 
@@ -41,14 +43,14 @@ def verify_export(export: Path, *, problems: int = PROBLEMS) -> VerifyRecord:
     started = time.monotonic()
     manifest = read_json(export / MANIFEST)
     if not (export / MERGED).is_dir():
-        raise ToolkitError("the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN")
+        raise ToolkitError(
+            "the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN"
+        )
     recipe = load_resolved(export / RECIPE).recipe
     base = base_checkpoint(recipe.model)
     with quiet():
         weight_checks, changed = check_weights(base, export / MERGED, export / ADAPTER)
-        material = gather(
-            recipe, base=base, merged=export / MERGED, adapter=export / ADAPTER, problems=problems
-        )
+        material = gather(recipe, base=base, merged=export / MERGED, adapter=export / ADAPTER, problems=problems)
     merged = _merged_result(export, manifest, base, weight_checks, material, time.monotonic() - started)
     weights = sample_weights(base, export / MERGED, changed)
     files = [_check_file(export / name, kind, manifest, material, weights) for name, kind in _files(export, manifest)]
@@ -76,10 +78,17 @@ def _files(export: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _merged_result(
-    export: Path, manifest: dict[str, Any], base: Path, checks: list[Check], material: Material, seconds: float
+    export: Path,
+    manifest: dict[str, Any],
+    base: Path,
+    checks: list[Check],
+    material: Material,
+    seconds: float,
 ) -> FileResult:
     folder = export / MERGED
-    same_base = {path.name: sha256_of(path) for path in sorted(base.glob("*.safetensors"))} == manifest["base"]["sha256"]
+    same_base = {path.name: sha256_of(path) for path in sorted(base.glob("*.safetensors"))} == manifest["base"][
+        "sha256"
+    ]
     checks = [
         check_bytes(folder, manifest["merged"]["sha256"]),
         equal("same base", same_base, True, "SHA-256 of the base's weights as at the export"),
@@ -98,9 +107,7 @@ def _merged_result(
     )
 
 
-def _check_file(
-    path: Path, kind: str, manifest: dict[str, Any], material: Material, weights: Weights
-) -> FileResult:
+def _check_file(path: Path, kind: str, manifest: dict[str, Any], material: Material, weights: Weights) -> FileResult:
     started = time.monotonic()
     expected = {entry["file"]: entry["sha256"] for entry in manifest["files"]}.get(path.name)
     checks: list[Check] = []

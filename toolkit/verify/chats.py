@@ -1,4 +1,5 @@
-"""Fixed chats and texts on which renderers and tokenizers of one model differ when one of them is wrong. Only data."""
+"""Fixed chats and texts on which renderers and tokenizers of one model differ when one of them is wrong.
+Only data."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ CHATS: dict[str, list[dict[str, str]]] = {
     "white space": [{"role": "user", "content": "two  spaces,\ta tab,\n\nlines  \n and   three"}],
     "digits": [{"role": "user", "content": "1234567890 3.14 1,248 -7 00 2024-01-31 x2y3"}],
     "special-looking text": [
-        {"role": "user", "content": "Say <|im_end|> <|endoftext|> <bos> </s> [INST] <|eot_id|> <start_of_turn> {{x}} {% y %}"}
+        {
+            "role": "user",
+            "content": "Say <|im_end|> <|endoftext|> <bos> </s> [INST] <|eot_id|> <start_of_turn> {{x}} {% y %}",
+        }
     ],
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.llamacpp import CONTROL, GgufFile, LlamaModel, file_type_number
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     import numpy
 
 UNDECIDED = 0.15
-"""Standard error above which a share of the adapter tells nothing. It happens after a few tiny steps of training."""
+"""Standard error above which a share of the adapter tells nothing. It happens after a few tiny steps of
+training."""
 
 Weights = dict[str, tuple["numpy.ndarray", "numpy.ndarray"]]
 
@@ -30,10 +30,20 @@ def check_header(file: GgufFile, kind: str, material: Material) -> list[Check]:
         equal("no empty tensors", file.zero_tensors()[:5], [], "no tensor consists of zeros"),
         equal("layers", file.model_field("block_count"), config.get("num_hidden_layers"), "as in config.json"),
         equal("width", file.model_field("embedding_length"), config.get("hidden_size"), "as in config.json"),
-        equal("file type", file.field("general.file_type"), file_type_number(kind), f"the header's number for {kind}"),
+        equal(
+            "file type",
+            file.field("general.file_type"),
+            file_type_number(kind),
+            f"the header's number for {kind}",
+        ),
         equal("vocabulary", len(file.tokens), rows, "one row of the embedding per token"),
         equal("special tokens", lost[:5], [], "all are of the type CONTROL"),
-        equal("merges", file.n_merges, spoken.n_merges if spoken.n_merges else file.n_merges, "as in tokenizer.json"),
+        equal(
+            "merges",
+            file.n_merges,
+            spoken.n_merges if spoken.n_merges else file.n_merges,
+            "as in tokenizer.json",
+        ),
         equal("template", file.field("tokenizer.chat_template") == spoken.template, True, "byte-identical"),
     ]
 
@@ -43,8 +53,9 @@ def _kind_of(file: GgufFile, number: int) -> int | None:
 
 
 def check_adapter_in_weights(file: GgufFile, kind: str, weights: Weights) -> Check:
-    """Whether the shipped numbers are the tuned ones: the quantisation's noise cancels over millions of them."""
-    names = {hf: name for hf, name in file.names_of(list(weights)).items()}
+    """Whether the shipped numbers are the tuned ones: the quantisation's noise cancels over millions of
+    them."""
+    names = file.names_of(list(weights))
     if not names:
         return failed("adapter in the weights", None, "none of the changed tensors can be found in the file")
     stored = file.read(list(names.values()))
@@ -134,5 +145,3 @@ def _paired(name: str, got: list[bool], expected: list[bool], what: str) -> Chec
     chance = chance_of_as_many_losses(lost, won)
     why = f"{sum(got)} of {len(got)} {what}, merged {sum(expected)}; chance of as many losses (McNemar, exact)"
     return at_least(name, chance, CHANCE, why)
-
-

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper limits of the KL divergence per token (nats), lower limit of equal top tokens, and range of the adapter."""
+    """Upper limits of the KL divergence per token (nats), lower limit of equal top tokens, and range of
+    the adapter."""
 
     mean_kl: float
     p99_kl: float
@@ -17,8 +18,9 @@ class Limits:
 
 SIXTEEN_BITS = (0.98, 1.02)
 QUANTISED = (0.5, 2.0)
-"""Share of the adapter's change found in the weights: 0.90 to 1.53 was measured for right files, at most 0.004 for
-files made from the base. The upper values come from a base whose weights lay on a 4-bit grid already."""
+"""Share of the adapter's change found in the weights: 0.90 to 1.53 was measured for right files, at most
+0.004 for files made from the base. The upper values come from a base whose weights lay on a 4-bit grid
+already."""
 
 LIMITS: dict[str, Limits] = {
     # type            mean   p99   top1   adapter         measured:  mean   p99    top1
@@ -40,10 +42,11 @@ LIMITS: dict[str, Limits] = {
     "q3_k_s": Limits(0.8, 6.0, 0.60, QUANTISED),
     "q2_k": Limits(1.2, 8.0, 0.50, QUANTISED),  #                   0.40   2.61   0.728
 }
-"""Measured 2026-11-30: SmolLM2-135M-Instruct with a LoRA of rank 8, 471 tokens of arithmetic answers, llama.cpp 0c1e570 on
-one thread of an x86-64 CPU without bf16 instructions. Limits are 3 to 5 times the mean, 4 to 20 times the tail, which
-moves more from model to model; for the exact types they are what still catches a wrong template or a lost tensor.
-This model is small and falls back from k-quants, so larger ones stay further below."""
+"""Measured 2026-11-30: SmolLM2-135M-Instruct with a LoRA of rank 8, 471 tokens of arithmetic answers,
+llama.cpp 0c1e570 on one thread of an x86-64 CPU without bf16 instructions. Limits are 3 to 5 times the
+mean, 4 to 20 times the tail, which moves more from model to model; for the exact types they are what still
+catches a wrong template or a lost tensor. This model is small and falls back from k-quants, so larger ones
+stay further below."""
 
 WHY = {
     "mean_kl": "mean KL(merged fp32 ‖ file) per token; 3 to 10 times what was measured for this type",
@@ -52,15 +55,17 @@ WHY = {
     "adapter": "share of the adapter's change that is in the file's weights: 0 is the base, 1 the merged model",
 }
 
-MERGED_KL = 5e-3
-"""Merged model against base + adapter through PEFT, both in fp32: only the rounding of the merged weights to 16 bits
-lies between them (2.3e-5 measured; whole arithmetic in bf16 costs 1e-3)."""
+MERGED_KL = 1e-3
+"""Merged model against base + adapter through PEFT, both in fp32: only the rounding of the merged weights
+to 16 bits lies between them (2.3e-5 measured; whole arithmetic in bf16 costs 1e-3)."""
 
 JUDGED_KL = 2e-4
-"""An adapter that moves predictions less than this is not weighed by them: 16-bit rounding alone moves them by 2e-5."""
+"""An adapter that moves predictions less than this is not weighed by them: 16-bit rounding alone moves
+them by 2e-5."""
 
 CHANGED_KL = 1e-9
 """Tuned against base, both in fp32 on one machine: equal weights give exactly 0."""
 
 CHANCE = 0.01
-"""A file fails where it loses so many answers against the merged model that chance would do it once in a hundred."""
+"""A file fails where it loses so many answers against the merged model that chance would do it once in a
+hundred."""

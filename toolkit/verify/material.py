@@ -80,7 +80,8 @@ def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems:
     tokenizer = reference.tokenizer_of(merged)
     spoken = _spoken(tokenizer, merged)
     rows = recipe.task.rows("heldout")
-    asked_rows, shown_rows = rows[:problems], rows[problems : 2 * problems]
+    asked_rows = rows[:problems]
+    shown_rows = rows[problems : 2 * problems] or asked_rows
     max_new = min(recipe.grpo.max_completion_length, LONGEST_ANSWER)
     prompts = [_prompt(tokenizer, recipe, row) for row in asked_rows]
     with reference.loaded(merged) as (model, loading):
@@ -136,9 +137,7 @@ def _spoken(tokenizer: Any, merged: Path) -> Spoken:
         except Exception:  # a template refuses a role in its own words; then no chat of this form exists
             continue
         chats.append(RenderedChat(name, messages, text, _chat_ids(tokenizer, messages)))
-    texts = [
-        (text, tokenizer(text, add_special_tokens=False).input_ids, tokenizer(text).input_ids) for text in TEXTS
-    ]
+    texts = [(text, tokenizer(text, add_special_tokens=False).input_ids, tokenizer(text).input_ids) for text in TEXTS]
     generation = json.loads((merged / "generation_config.json").read_text(encoding="utf-8"))
     eos = generation["eos_token_id"]
     special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -156,7 +155,9 @@ def _n_merges(merged: Path) -> int | None:
     return len(model.get("merges", [])) if model.get("type") == "BPE" else None
 
 
-def sample_weights(base: Path, merged: Path, changed: list[str], count: int = 8) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
+def sample_weights(
+    base: Path, merged: Path, changed: list[str], count: int = 8
+) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
     """Base and merged values of a few changed matrices, spread over the model, as float32."""
     from toolkit.verify.weights import read
 

@@ -1,4 +1,5 @@
-"""Checks of the merged folder: opened by plain transformers, and against the base and the adapter it was made of."""
+"""Checks of the merged folder: opened by plain transformers, and against the base and the adapter it was
+made of."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def check_bytes(folder: Path, expected: dict[str, str]) -> Check:
 
 
 def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check], list[str]]:
-    """The weights differ from the base's where the adapter says so, and nowhere else. Also returns those names."""
+    """The weights differ from the base's where the adapter says so, and nowhere else. Also returns those
+    names."""
     changed, odd = difference(base, merged)
     targets = adapter_targets(adapter)
     strange = [name for name in changed if short(name) not in targets]
@@ -49,8 +51,18 @@ def check_model(material: Material) -> list[Check]:
     missing = [*material.loading.get("missing_keys", ()), *material.loading.get("unexpected_keys", ())]
     return [
         equal("opens in transformers", sorted(missing)[:5], [], "no missing and no unexpected tensor"),
-        equal("no quantization block", "quantization_config" in config, False, "the weights are plain 16-bit numbers"),
-        at_most("KL to base + adapter", apart.mean, MERGED_KL, "PEFT, not merged, fp32: only 16-bit rounding lies between"),
+        equal(
+            "no quantization block",
+            "quantization_config" in config,
+            False,
+            "the weights are plain 16-bit numbers",
+        ),
+        at_most(
+            "KL to base + adapter",
+            apart.mean,
+            MERGED_KL,
+            "PEFT, not merged, fp32: only 16-bit rounding lies between",
+        ),
         _share(share.value, distance(material.base[:n], material.unmerged).mean),
         at_least("KL to base", moved.mean, CHANGED_KL, "the adapter changes what the model says"),
         *_check_language(material),
@@ -78,4 +90,8 @@ def _check_language(material: Material) -> list[Check]:
 def task_summary(material: Material) -> dict[str, Any]:
     """How the merged model does on the held-out problems."""
     grades = material.asked.grades
-    return {"n": len(grades), "strict": sum(g.strict for g in grades), "lenient": sum(g.lenient for g in grades)}
+    return {
+        "n": len(grades),
+        "strict": sum(g.strict for g in grades),
+        "lenient": sum(g.lenient for g in grades),
+    }

@@ -1,4 +1,5 @@
-"""The models that files are compared with, in fp32 through plain transformers: texts, distributions, greedy answers."""
+"""The models that files are compared with, in fp32 through plain transformers: texts, distributions,
+greedy answers."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from toolkit.llamacpp import common_length
 
 if TYPE_CHECKING:
     import numpy
@@ -47,9 +49,11 @@ def loaded(folder: Path, *, adapter: Path | None = None) -> Iterator[tuple[Any, 
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    opened: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
     )
+    model, loading = opened
+    del opened
     if adapter is not None:
         model.load_adapter(str(adapter))
     try:
@@ -66,10 +70,11 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def log_probabilities(model: Any, texts: list[Text]) -> list[numpy.ndarray]:
-    """For each text a row of log-probabilities per compared token. What all texts begin with is computed once."""
+    """For each text a row of log-probabilities per compared token. What all texts begin with is computed
+    once."""
     import torch
 
-    shared = min(len(commonprefix([text.ids for text in texts])), min(text.start for text in texts) - 1)
+    shared = min(common_length([text.ids for text in texts]), min(text.start for text in texts) - 1)
     rows = []
     with torch.inference_mode():
         prefix = model(torch.tensor([texts[0].ids[:shared]]), use_cache=True).past_key_values if shared else None

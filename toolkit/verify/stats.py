@@ -24,10 +24,15 @@ class Distance:
 
 
 def token_kl(reference: numpy.ndarray, other: numpy.ndarray) -> numpy.ndarray:
-    """KL(reference ‖ other) of each row."""
+    """KL(reference ‖ other) of each row.
+
+    Summed as p·log(p/q) - p + q, of which no term is negative: rounding cannot push a small distance below
+    zero.
+    """
     import numpy
 
-    return (numpy.exp(reference) * (reference - other)).sum(axis=-1, dtype=numpy.float64)
+    p, q = numpy.exp(reference), numpy.exp(other)
+    return (p * (reference - other) - p + q).sum(axis=-1, dtype=numpy.float64)
 
 
 def distance(reference: Rows, other: Rows) -> Distance:
@@ -35,25 +40,25 @@ def distance(reference: Rows, other: Rows) -> Distance:
     import numpy
 
     kl = numpy.concatenate([token_kl(ref, got) for ref, got in zip(reference, other, strict=True)])
-    same = numpy.concatenate(
-        [ref.argmax(-1) == got.argmax(-1) for ref, got in zip(reference, other, strict=True)]
-    )
+    same = numpy.concatenate([ref.argmax(-1) == got.argmax(-1) for ref, got in zip(reference, other, strict=True)])
     return Distance(len(kl), float(kl.mean()), float(numpy.quantile(kl, 0.99)), float(same.mean()))
 
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """How much of the way from base to tuned a file went: 0 is the base, 1 the tuned model; and its standard error."""
+    """How much of the way from base to tuned a file went: 0 is the base, 1 the tuned model; and its
+    standard error."""
 
     value: float
     error: float
 
 
 def strength(base: Rows, tuned: Rows, got: Rows) -> Strength:
-    """The least-squares share of (tuned - base) in (got - base), log-probabilities weighted by the tuned model.
+    """The least-squares share of (tuned - base) in (got - base), log-probabilities weighted by the tuned
+    model.
 
-    Noise of a quantisation points nowhere in particular and cancels; a missing adapter gives 0, a doubled one 2.
-    The error comes from leaving out one text at a time (jackknife).
+    Noise of a quantisation points nowhere in particular and cancels; a missing adapter gives 0, a doubled one
+    2. The error comes from leaving out one text at a time (jackknife).
     """
     import numpy
 
@@ -68,16 +73,15 @@ def strength(base: Rows, tuned: Rows, got: Rows) -> Strength:
     if total_square == 0 or not math.isfinite(total_dot):
         return Strength(math.nan, math.nan)
     n = len(dot)
-    parts = [
-        (total_dot - d) / (total_square - s) for d, s in zip(dot, square, strict=True) if total_square > s
-    ]
+    parts = [(total_dot - d) / (total_square - s) for d, s in zip(dot, square, strict=True) if total_square > s]
     mean = sum(parts) / len(parts) if parts else 0.0
     error = math.sqrt((n - 1) / n * sum((part - mean) ** 2 for part in parts)) if n > 1 else math.inf
     return Strength(total_dot / total_square, error)
 
 
 def chance_of_as_many_losses(lost: int, won: int) -> float:
-    """McNemar's exact test, one-sided: chance of at least `lost` losses among the pairs that differ, if none is real."""
+    """McNemar's exact test, one-sided: chance of at least `lost` losses among the pairs that differ, if
+    none is real."""
     n = lost + won
     return sum(math.comb(n, k) for k in range(lost, n + 1)) / 2**n
 

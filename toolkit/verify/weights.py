@@ -1,4 +1,5 @@
-"""Compares two safetensors checkpoints tensor by tensor. It reads through the safetensors library, unlike the merge."""
+"""Compares two safetensors checkpoints tensor by tensor. It reads through the safetensors library, unlike
+the merge."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def read(folder: Path, names: list[str]) -> dict[str, numpy.ndarray]:
 
 
 def adapter_targets(adapter: Path) -> set[str]:
-    """Tensors that the adapter changes, named from `layers.` on: what comes before differs between library versions."""
+    """Tensors that the adapter changes, named from `layers.` on: what comes before differs between library
+    versions."""
     from safetensors import safe_open
 
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as handle:

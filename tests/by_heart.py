@@ -1,0 +1,71 @@
+"""The evaluation step with a model that answers by heart: no weights, every answer known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolkit.engine.generate import Completion, Sampling
+from toolkit.evaluate import evaluate_run
+from toolkit.prompts import format_completion
+from toolkit.recipe import Recipe
+from toolkit.rundir import RunDir, write_json
+
+RIGHT = {"None": 0, "warmup": 1, "tuned": 2}
+"""How many of its samples of each row a model gets right. Greedy answers are the first sample."""
+
+
+class ByHeart:
+    """A policy without a model: prompts are the row's number, answers are looked up."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.rows = recipe.task.rows("heldout")
+        self.stop_token_ids = (0,)
+        self.model = None
+
+    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        return [next(at for at, row in enumerate(self.rows) if row.question in messages[-1]["content"])]
+
+    def text(self, token_ids: list[int]) -> str:
+        row, right = self.rows[token_ids[0]], token_ids[1]
+        return format_completion("thought", row.gold if right else "no idea")
+
+
+class Asked:
+    """What `generate` was asked, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.adapter: str | None = None
+
+    def generate(self, _model: Any, prompts: Any, sampling: Sampling, **settings: Any) -> list[Completion]:
+        self.calls.append({"adapter": self.adapter, "prompts": prompts, "sampling": sampling, **settings})
+        right = RIGHT[str(self.adapter)]
+        ids = [[prompt[0], int(sample < right)] for prompt in prompts for sample in range(settings["samples"])]
+        count = settings["samples"]
+        return [Completion(at // count, token_ids, [0.0, 0.0], truncated=False) for at, token_ids in enumerate(ids)]
+
+    @contextmanager
+    def for_generation(self, _policy: Any, adapter: str | None) -> Iterator[Any]:
+        self.adapter = adapter
+        yield None
+
+
+def evaluate(
+    recipe: Recipe, folder: Path, adapters: Sequence[str] = ("warmup", "adapter")
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Make `folder` a run of this recipe and evaluate it: the record, and what the models were asked, call by call."""
+    asked, run = Asked(), RunDir(folder)
+    for name in adapters:
+        (run.path / name).mkdir(parents=True)
+    write_json(run.recipe, recipe.model_dump(mode="json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolkit.engine.load.load_policy", ByHeart)
+        patch.setattr("toolkit.engine.load.load_adapter", lambda *_: None)
+        patch.setattr("toolkit.engine.load.for_generation", asked.for_generation)
+        patch.setattr("toolkit.engine.generate.generate", asked.generate)
+        return evaluate_run(run.path), asked.calls

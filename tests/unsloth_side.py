@@ -1,0 +1,361 @@
+"""What the tests run in the process that imported unsloth first (`unsloth_process`). Answers are plain data.
+
+Every function loads the tiny checkpoint through `load_policy`, as a run does, in float32 unless its recipe says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from toolkit.recipe import Recipe
+
+NAMES = {"trainer": ("trl", "GRPOConfig"), "warmup": ("trl", "SFTConfig"), "lora": ("peft", "LoraConfig")}
+
+
+def begin(folder: str) -> None:
+    """First in the process: unsloth, then one thread, and a folder to make a mess in."""
+    os.chdir(folder)
+    from toolkit.engine.load import import_unsloth
+
+    import_unsloth()
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def loaded(recipe: Recipe, *, strength: float = 0.05) -> Any:
+    """A policy with an adapter that changes the model; a fresh one changes nothing and lets half its gradients be zero."""
+    import torch
+
+    from toolkit.engine.load import add_adapter, load_policy
+
+    policy = load_policy(recipe)
+    add_adapter(policy, recipe)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=strength)
+    return policy
+
+
+def accepted_arguments() -> dict[str, list[str]]:
+    """The names that the installed libraries take."""
+    import peft
+    import trl
+    import unsloth
+
+    fast = unsloth.FastLanguageModel
+    return {
+        "load": list(inspect.signature(fast.from_pretrained).parameters),
+        "adapter": list(inspect.signature(fast.get_peft_model).parameters),
+        "grpo": [field.name for field in dataclasses.fields(trl.GRPOConfig)],
+        "warmup": [field.name for field in dataclasses.fields(trl.SFTConfig)],
+        "lora": [field.name for field in dataclasses.fields(peft.LoraConfig)],
+    }
+
+
+def built(recipe: Recipe) -> dict[str, Any]:
+    """Build model, adapter and both configurations as a run does, and read back what they hold."""
+    import trl
+
+    from toolkit.engine.arguments import warmup_arguments
+    from toolkit.engine.rollout import RewardRecorder
+    from toolkit.engine.trainers import build_grpo_trainer
+
+    policy = loaded(recipe)
+    rows = recipe.task.rows("train")
+    recorder = RewardRecorder(recipe.rewards, {row.id: row for row in rows})
+    trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("built"), [])
+    trainer.create_optimizer()
+    return {
+        "model": _model_facts(policy),
+        "lora": _plain(dict(vars(policy.model.peft_config["default"]))),
+        "grpo": _plain(trainer.args.to_dict()),
+        "warmup": _plain(trl.SFTConfig(**warmup_arguments(recipe, policy.setting, Path("warm"))).to_dict()),
+        "trainer": _plain({name: value for name, value in vars(trainer).items() if not name.startswith("_")}),
+        "rewards": [[getattr(f, "__name__", "")] for f in trainer.reward_funcs],
+        "reward_weights": trainer.reward_weights.tolist(),
+        "optimizer": [type(trainer.optimizer).__name__, _plain(trainer.optimizer.defaults)],
+        "changes": [change.key for change in policy.setting.changes],
+    }
+
+
+def _model_facts(policy: Any) -> dict[str, Any]:
+    modules = list(policy.model.modules())
+    lora = next(module for module in modules if hasattr(module, "lora_A"))
+    return {
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "four_bit": any(type(module).__name__ == "Linear4bit" for module in modules),
+        "checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in modules),
+        "scaling": lora.scaling["default"],
+        "adapted": sorted({name.rpartition(".")[2] for name, m in policy.model.named_modules() if hasattr(m, "lora_A")}),
+        "max_seq_length": getattr(policy.model, "max_seq_length", None),
+        "first_weights": float(lora.lora_A["default"].weight.float().abs().sum()),
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    keep = {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+    return {
+        name: value
+        for name, value in keep.items()
+        if isinstance(value, plain)
+        or (isinstance(value, (list, tuple)) and all(isinstance(item, plain) for item in value))
+    }
+
+
+def rewards_and_advantages(texts: Sequence[str]) -> list[float]:
+    """A reward with spread on any text."""
+    return [(len(text) * 7 + sum(text.encode()) % 13) % 5 / 2 for text in texts]
+
+
+class Spread:
+    """A reward that pays by the text's bytes; nothing for every second prompt, whose group then has no spread."""
+
+    name, weight = "correctness", 1.0
+
+    def score(self, text: str, row: Any) -> float | None:
+        if int(row.id.rpartition("/")[2]) % 2:
+            return 1.0
+        return rewards_and_advantages([text])[0]
+
+
+class Length(Spread):
+    """A second reward, so that weights matter."""
+
+    name = "xmlcount"
+
+    def score(self, text: str, row: Any) -> float | None:
+        return 0.0 if int(row.id.rpartition("/")[2]) % 2 else min(len(text), 4) / 10
+
+
+@contextmanager
+def trls_own_trainer() -> Iterator[None]:
+    """Without the toolkit's shortcuts."""
+    from toolkit.engine import trainers
+
+    with mock.patch.object(trainers, "lean_trainer", lambda base: base):
+        yield
+
+
+def trained_weights(recipe: Recipe, *, lean: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The adapter after training with `Spread`, by the toolkit's trainer or TRL's own, and what was logged."""
+    from contextlib import nullcontext
+
+    from toolkit.engine.rollout import RewardRecorder
+    from toolkit.engine.trainers import build_grpo_trainer
+
+    policy = loaded(recipe)
+    rows = recipe.task.rows("train")
+    recorder = RewardRecorder([Spread(), Length()], {row.id: row for row in rows})  # type: ignore[list-item]
+    with nullcontext() if lean else trls_own_trainer():
+        trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("trained"), [])
+    assert type(trainer).__name__ == ("LeanGRPOTrainer" if lean else "GRPOTrainer")
+    before = _adapter(policy.model)
+    trainer.train()
+    moved = {name: weight - before[name] for name, weight in _adapter(policy.model).items()}
+    return moved, [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _adapter(model: Any) -> dict[str, Any]:
+    return {name: weight.detach().double().clone() for name, weight in model.named_parameters() if ".default." in name}
+
+
+def lean_and_trl(recipe: Recipe) -> dict[str, Any]:
+    """How far the adapter moved with each trainer, how far apart they are (share of the movement), and what was logged."""
+    lean, lean_logs = trained_weights(recipe, lean=True)
+    own, own_logs = trained_weights(recipe, lean=False)
+    moved = _norm(own.values())
+    return {
+        "moved": moved,
+        "apart": _norm(lean[name] - own[name] for name in own) / moved,
+        "logged": [[logs[0].get(key) for logs in (lean_logs, own_logs)] for key in ("reward", "frac_reward_zero_std")],
+        "grad_norm": [[entry["grad_norm"] for entry in logs] for logs in (lean_logs, own_logs)],
+    }
+
+
+def _norm(tensors: Any) -> float:
+    return float(sum((tensor**2).sum() for tensor in tensors) ** 0.5)
+
+
+def loss_gradients(recipe: Recipe, case: str) -> dict[str, Any]:
+    """Gradient of one micro-batch that is made by hand (`CASES`), by both trainers."""
+    from toolkit.engine.rollout import RewardRecorder
+    from toolkit.engine.trainers import build_grpo_trainer
+
+    policy = loaded(recipe)
+    rows = recipe.task.rows("train")
+    recorder = RewardRecorder(recipe.rewards, {row.id: row for row in rows})
+    gradients = []
+    for lean in (True, False):
+        if lean:
+            trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
+        else:
+            with trls_own_trainer():
+                trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
+        trainer.current_gradient_accumulation_steps = 2
+        policy.model.train()
+        policy.model.zero_grad()
+        loss = trainer._compute_loss(policy.model, CASES[case]())
+        loss.backward()
+        gradients.append({name: w.grad for name, w in policy.model.named_parameters() if ".default." in name})
+    lean, own = gradients
+    size = _norm(g for g in own.values() if g is not None)
+    apart = _norm((lean[n] if lean[n] is not None else 0.0) - (own[n] if own[n] is not None else 0.0) for n in own)
+    return {"size": size, "apart": apart}
+
+
+def batch(
+    prompts: Sequence[int], lengths: Sequence[int], advantages: Sequence[float], *, masked: Sequence[int] = ()
+) -> dict[str, Any]:
+    """A micro-batch as TRL hands it to the loss: prompts padded on the left, completions on the right.
+
+    Rows with equal `prompts` (their lengths) share a prompt. `masked`: rows cut out by mask_truncated_completions.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(4)
+    rows, width, long = len(prompts), max(prompts), max(lengths)
+    texts = {length: torch.randint(0, 250, (length,), generator=generator) for length in set(prompts)}
+    prompt_ids, prompt_mask = torch.full((rows, width), 256), torch.zeros(rows, width, dtype=torch.long)
+    completion_ids, mask = torch.full((rows, long), 256), torch.zeros(rows, long, dtype=torch.long)
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        prompt_ids[row, width - prompt :], prompt_mask[row, width - prompt :] = texts[prompt], 1
+        completion_ids[row, :length] = torch.randint(0, 250, (length,), generator=generator)
+        mask[row, :length] = 0 if row in masked else 1
+    return {
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids, "completion_mask": mask,
+        "advantages": torch.tensor(advantages), "num_items_in_batch": torch.tensor(2.0 * sum(lengths)),
+    }  # fmt: skip
+
+
+def _off_policy() -> dict[str, Any]:
+    """Ratios far from one, on both sides of every clip."""
+    import torch
+
+    inputs = batch([6, 6, 9, 9], [5, 8, 3, 7], [1.0, -0.5, 0.0, 2.0])
+    noise = torch.randn(inputs["completion_ids"].shape, generator=torch.Generator().manual_seed(8))
+    return inputs | {"old_per_token_logps": -5.0 + noise}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "all rows live": lambda: batch([6, 6, 9, 9], [5, 8, 3, 7], [1.0, -1.0, 0.5, -0.5]),
+    "half of the rows dead": lambda: batch([6, 6, 9, 9], [5, 12, 3, 7], [1.0, 0.0, 0.0, -0.5]),
+    "a whole group dead": lambda: batch([6, 6, 14, 14], [5, 8, 13, 7], [1.0, -1.0, 0.0, 0.0]),
+    "all rows dead": lambda: batch([6, 6], [5, 8], [0.0, 0.0]),
+    "one-token answers": lambda: batch([6, 6, 6], [1, 8, 1], [1.0, -1.0, 0.25]),
+    "every prompt once": lambda: batch([6, 7, 8, 9], [5, 8, 3, 7], [1.0, -1.0, 0.5, 0.0]),
+    "a truncated row masked": lambda: batch([6, 6, 9, 9], [5, 8, 3, 7], [1.0, -1.0, 0.5, 0.5], masked=[1]),
+    "the longest row masked": lambda: batch([6, 6, 9, 9], [5, 12, 3, 7], [1.0, -1.0, 0.0, 0.5], masked=[1]),
+    "every live row masked": lambda: batch([6, 6], [5, 8], [1.0, 0.0], masked=[0]),
+    "every row masked": lambda: batch([6, 6], [5, 8], [1.0, -1.0], masked=[0, 1]),
+    "off policy": _off_policy,
+}
+
+
+def greedy_text(recipe: Recipe, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Greedy token ids by the toolkit and by `model.generate`, adapter on, in the process that trains."""
+    import torch
+
+    from toolkit.engine.arguments import greedy_sampling
+    from toolkit.engine.generate import generate
+    from toolkit.engine.load import for_generation
+
+    policy = loaded(recipe)
+    sampling = greedy_sampling(recipe, policy.stop_token_ids)
+    with for_generation(policy, "default") as model:
+        ours = [completion.token_ids for completion in generate(model, prompts, sampling)]
+    policy.model.eval()
+    theirs = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        out = policy.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=256,
+            max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.stop_token_ids),
+        )  # fmt: skip
+        theirs.append(out[0, len(prompt) :].tolist())
+    return ours, theirs
+
+
+def generation_switches(recipe: Recipe) -> dict[str, Any]:
+    """Logits of the bare base, with the adapter beside the weights and merged into them, and the weights before and after."""
+    import torch
+
+    from toolkit.engine.load import for_generation, load_policy, save_adapter
+
+    policy = loaded(recipe)
+    ids = torch.arange(40)[None]
+    bare = load_policy(recipe).model.eval()
+    with torch.inference_mode():
+        alone = bare(ids).logits.float()
+        policy.model.eval()
+        beside = policy.model(ids).logits.float()
+    policy.model.train()
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    facts: dict[str, Any] = {"four_bit": any(type(m).__name__ == "Linear4bit" for m in policy.model.modules())}
+    logits = {}
+    for name in (None, "default"):
+        with for_generation(policy, name) as model, torch.inference_mode():
+            assert not model.training
+            logits[name] = model(ids).logits.float()
+            merged = _merged_layers(model)
+            facts[f"merged layers for {name}"] = merged
+    try:
+        with for_generation(policy, "default"):
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    after = policy.model.state_dict()
+    facts["training again"] = policy.model.training
+    facts["unchanged"] = all(torch.equal(before[name], after[name]) for name in before) and len(before) == len(after)
+    facts["still trainable"] = [n for n, w in policy.model.named_parameters() if w.requires_grad] == sorted(
+        (n for n, _ in policy.model.named_parameters() if ".default." in n), key=list(before).index
+    )
+    facts["merged layers afterwards"] = _merged_layers(policy.model)
+    facts["base"] = _apart(logits[None], alone)
+    facts["adapter"] = _apart(logits["default"], beside)
+    facts["adapter against base"] = _apart(logits["default"], alone)
+    save_adapter(policy, recipe, Path("saved"))
+    facts["reloaded"] = _reloaded(recipe, ids, logits["default"], alone)
+    return facts
+
+
+def _reloaded(recipe: Recipe, ids: Any, tuned: Any, alone: Any) -> list[float]:
+    """As the evaluation does it: two adapters by name, asked in turn."""
+    import torch
+
+    from toolkit.engine.load import for_generation, load_adapter, load_policy
+
+    policy = load_policy(recipe)
+    load_adapter(policy, Path("saved"), "warmup")
+    load_adapter(policy, Path("saved"), "tuned")
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B.warmup" in name:
+                weight.zero_()
+    found = []
+    for name, expected in ((None, alone), ("warmup", alone), ("tuned", tuned), (None, alone)):
+        with for_generation(policy, name) as model, torch.inference_mode():
+            found.append(_apart(model(ids).logits.float(), expected))
+    return found
+
+
+def _merged_layers(model: Any) -> int:
+    return sum(bool(getattr(module, "merged_adapters", [])) for module in model.modules())
+
+
+def _apart(one: Any, other: Any) -> float:
+    """Mean KL divergence of next-token distributions."""
+    import torch
+
+    p, q = torch.log_softmax(one, dim=-1), torch.log_softmax(other, dim=-1)
+    return float((p.exp() * (p - q)).sum(dim=-1).mean())

@@ -1,0 +1,73 @@
+"""The chat step: asks an exported GGUF file in the terminal, as the model was asked in training. It grades nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolkit import console
+from toolkit.errors import ExportError, ToolkitError, nearest
+from toolkit.prompts import messages
+from toolkit.rundir import ExportDir, preferred_gguf, read_json
+
+
+def chat(path: Path, *, file: str | None = None, question: str | None = None) -> None:
+    """Answer `question`; without one the lines of stdin, and at a terminal what is typed until an empty line or Ctrl-D.
+
+    Every question is a chat of its own, because training knew only such; answers are greedy, so that they can be repeated.
+    """
+    from toolkit.llamacpp import open_chat
+    from toolkit.recipe import load_resolved
+
+    export = ExportDir(path)
+    recipe = load_resolved(export.recipe).recipe
+    chosen = path / _file(export, file)
+    typed = question is None and sys.stdin.isatty()
+    _introduce(export, chosen, typed=typed)
+    with open_chat(chosen, context=recipe.model.max_seq_length) as model:
+        for asked in [question] if question is not None else _typed() if typed else _lines():
+            asking = messages(asked, recipe.task.system_prompt)
+            for piece in model.answer(asking, max_new=recipe.grpo.max_completion_length):
+                console.stream(piece)
+            console.raw("\n" if question is None else "")  # between answers, an empty line
+
+
+def _file(export: ExportDir, wanted: str | None) -> str:
+    """The name of a GGUF file of this export. `wanted` is a name or a type."""
+    files: list[dict[str, Any]] = read_json(export.manifest)["files"]
+    best = preferred_gguf(files)
+    if best is None:
+        hint = f"toolkit export {export.path.name} --format gguf"
+        raise ExportError("the export holds no GGUF file", where=str(export.path), hint=hint)
+    if wanted is None:
+        return best
+    for file in files:
+        if wanted in (file["file"], file["type"]):
+            return file["file"]
+    names = [file["file"] for file in files]
+    near = nearest(wanted, [*names, *(file["type"] for file in files)])
+    hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
+    raise ToolkitError(f"the export holds no file {wanted}", where=str(export.path), hint=hint)
+
+
+def _introduce(export: ExportDir, chosen: Path, *, typed: bool) -> None:
+    console.note(f"file: {console.untrusted(chosen)}")
+    if not (export.certificate.is_file() and read_json(export.certificate)["passed"]):
+        console.warn(f"no proof that this file answers as the trained model: toolkit verify {export.path}")
+    console.note(
+        "Each question is a chat of its own, as in training: nothing is remembered. Answers are greedy (temperature 0): "
+        "the same question gets the same answer."
+    )
+    if typed:
+        console.note("An empty line or Ctrl-D ends.")
+
+
+def _lines() -> Iterator[str]:
+    return (line.strip() for line in sys.stdin if line.strip())
+
+
+def _typed() -> Iterator[str]:
+    while asked := (console.ask("> ") or "").strip():
+        yield asked
