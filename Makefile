@@ -1,7 +1,7 @@
 # Every target sets up what it needs first: .venv from the pins in requirements/, once (scripts/setup.py).
 #
 #   RECIPE=name-or-file.yaml   what to train, evaluate or check; without it `train` takes the embedded default
-#   RUN=folder                 the run or export to work on; without it the newest
+#   RUN=folder                 the run or export to work on; without it the newest (of RECIPE, where that is given)
 #   ARGS='…'                   more arguments for the command line, e.g. ARGS='grpo.learning_rate=1e-5'
 #   PYTHON=/path/to/python3.11 the Python that .venv is made with
 #   EXTRA=cpu                  the pinned set, requirements/<EXTRA>.txt; remembered in .venv
@@ -17,7 +17,7 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval export-merged export-gguf verify check test format clean distclean
+.PHONY: help setup train eval export-merged export-gguf verify chat check test format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -41,6 +41,9 @@ export-gguf: setup ## write the GGUF files (RUN, else the newest run)
 
 verify: setup ## prove that the exported files answer as the trained model (RUN, else the newest export)
 	@$(TOOLKIT) verify $(RUN_WORD) $(ARGS)
+
+chat: setup ## talk to an exported model (RUN, else the newest export; ARGS='--question "…"' asks once)
+	@$(TOOLKIT) chat $(RUN_WORD) $(ARGS)
 
 check: setup ## with RECIPE: check that recipe; without: format, lint, types and layers of the code
 	@if [ -n "$$RECIPE" ]; then exec $(TOOLKIT) check "$$RECIPE" $(ARGS); fi; set -ex; \

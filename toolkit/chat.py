@@ -16,7 +16,7 @@ from toolkit.rundir import ExportDir, preferred_gguf, read_json
 def chat(path: Path, *, file: str | None = None, question: str | None = None) -> None:
     """Answer `question`; without one the lines of stdin, and at a terminal what is typed until an empty line or Ctrl-D.
 
-    Every question is a chat of its own, because training knew only such; answers are greedy, so that they can be repeated.
+    Every question is a chat of its own, because training knew only such; answers are greedy, so that they repeat.
     """
     from toolkit.llamacpp import open_chat
     from toolkit.recipe import load_resolved
@@ -57,8 +57,8 @@ def _introduce(export: ExportDir, chosen: Path, *, typed: bool) -> None:
     if not (export.certificate.is_file() and read_json(export.certificate)["passed"]):
         console.warn(f"no proof that this file answers as the trained model: toolkit verify {export.path}")
     console.note(
-        "Each question is a chat of its own, as in training: nothing is remembered. Answers are greedy (temperature 0): "
-        "the same question gets the same answer."
+        "Each question is a chat of its own, as in training: nothing is remembered. "
+        "Answers are greedy (temperature 0): the same question gets the same answer."
     )
     if typed:
         console.note("An empty line or Ctrl-D ends.")

@@ -68,7 +68,7 @@ def note(text: str) -> None:
 
 
 def stream(piece: str) -> None:
-    """A piece of foreign text on stdout, at once and without a line's end; not markup, so nothing in it is read as such."""
+    """A piece of foreign text on stdout, at once and without a line's end. It is not read as markup."""
     sys.stdout.write(_CONTROL.sub("", piece))
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The push step: a verified export goes to the Hugging Face Hub, and what lies there is compared. It changes nothing here.
+"""The push step: uploads a verified export to the Hugging Face Hub and compares what arrived. It changes nothing here.
 
 The token comes from the environment or from `hf auth login`, and is never shown.
 """
@@ -35,7 +35,7 @@ class Pushed:
 
 
 def push_export(path: Path, *, repo: str | None = None) -> Pushed:
-    """Upload the files of the export into `repo`, else into its recipe's `hub.repo`, and compare them with what arrived.
+    """Upload the files of the export into `repo`, else its recipe's `hub.repo`, and compare them with what arrived.
 
     Only what `toolkit verify` passed is uploaded, byte for byte. Without success everything stays as it is.
     """
@@ -65,7 +65,7 @@ def push_export(path: Path, *, repo: str | None = None) -> Pushed:
 
 
 def verified_files(export: ExportDir) -> dict[str, str]:
-    """Path inside the export -> SHA-256, of all files to upload. An error unless verify.json passed exactly these bytes."""
+    """Path -> SHA-256 of all files to upload. An error unless verify.json passed exactly these bytes."""
     anew = f"toolkit verify {shlex.quote(str(export.path))}"
     if not export.certificate.is_file():
         raise ToolkitError("the export is not verified", where=str(export.path), hint=anew)
@@ -78,7 +78,9 @@ def verified_files(export: ExportDir) -> dict[str, str]:
     there = {file.relative_to(export.path).as_posix(): sha256_of(file) for file in _weights(export)}
     changed = sorted(name for name in proven.keys() | there.keys() if proven.get(name) != there.get(name))
     if changed:
-        what = f"{changed[0]} is not the file that was verified" + (f" (and {len(changed) - 1} more)" * (len(changed) > 1))
+        what = f"{changed[0]} is not the file that was verified" + (
+            f" (and {len(changed) - 1} more)" * (len(changed) > 1)
+        )
         raise ToolkitError(what, where=str(export.path), hint=anew)
     return there | {file.name: sha256_of(file) for file in (export.manifest, export.certificate, export.recipe)}
 
@@ -89,14 +91,17 @@ def _weights(export: ExportDir) -> list[Path]:
 
 def _api() -> HfApi:
     from huggingface_hub import HfApi, get_token
+    from huggingface_hub.utils import disable_progress_bars
 
     if get_token() is None:
         raise ToolkitError("there is no token for the Hub", hint="hf auth login, or set HF_TOKEN")
+    if not console.is_live():
+        disable_progress_bars()
     return HfApi()
 
 
 def _prepare_repo(api: HfApi, repo: str, *, private: bool, recipe: Path) -> bool:
-    """Make the repository where it is missing; whether it is private. One that all can read is no place for a private model."""
+    """Make the repository where it is missing; whether it is private. A private model goes to no public place."""
     user = api.whoami()["name"]
     console.note(f"pushing to {console.untrusted(repo)} as {console.untrusted(user)}")
     api.create_repo(repo, private=private, exist_ok=True)
@@ -157,7 +162,8 @@ def _refusal(error: Exception, repo: str) -> tuple[str, str | None]:
     if status == 401:
         return "the Hub does not accept the token", "hf auth login, or set HF_TOKEN anew"
     if status == 403:
-        return "the token may not write there", f"hf auth login with a token that may write to {repo.split('/')[0]}"
+        owner = repo.split("/")[0]
+        return f"the token may not write to {owner}", f"hf auth login with a token of {owner} that may write"
     if status == 404:
         return "the Hub has no such place, or the token may not see it", "check the name"
     said = f": {_short(error.server_message)}" if error.server_message else ""

@@ -12,7 +12,6 @@ from toolkit.cli.parsing import Parser
 from toolkit.cli.verbs import VERBS
 from toolkit.errors import ToolkitError, nearest
 
-
 # Before libgomp is loaded. By default its threads spin for milliseconds, and two processes that do so on one machine
 # stall each other many times over; without any spinning a small model loses a quarter of its speed (measured).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -1,48 +1,58 @@
 """Which run or export a word means: a path, an id, or a recipe, of which the newest is taken. It opens no file.
 
-What was chosen is printed on stderr, unless it is the path that was given.
+What was taken is printed on stderr, unless it is the path that was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, Protocol
 
 from toolkit import console
 from toolkit.errors import ToolkitError, nearest
 from toolkit.rundir import EXPORTS, RUNS, ExportDir, RunDir, newest_export, newest_run, newest_unfinished
 
+Noun = Literal["run", "export"]
+
+
+class _Newest(Protocol):
+    def __call__(self, *, recipe: str | None) -> Path | None: ...
+
 
 def run_folder(given: str | None) -> Path:
-    """A run by path or id; or the run, of a recipe or of all, that was trained to its end last."""
-    named = _named(given, RUNS, _is_run)
-    recipe = _recipe_name(given)
-    found = named or newest_run(recipe=recipe)
-    if found is None:
-        raise _no_run(given, recipe)
-    return _said("run", found, given, recipe=None if named else recipe)
+    """A run by path or id; else the run, of a recipe or of all, that was trained to its end last."""
+    return _find("run", given, newest_run)
 
 
 def resumable_run(given: str) -> Path:
-    """A run by path or id; or of a recipe the run that began last and did not end, else the newest."""
-    named = _named(given, RUNS, _is_run)
-    recipe = _recipe_name(given)
-    found = named or newest_unfinished(recipe=recipe) or newest_run(recipe=recipe)
-    if found is None:
-        raise _nothing("run", given, recipe, RUNS, make=f"toolkit train {recipe}")
-    return _said("run", found, given, recipe=None if named else recipe)
+    """A run by path or id; else of a recipe the run that began last and did not end; else as `run_folder`."""
+    return _find("run", given, lambda *, recipe: newest_unfinished(recipe=recipe) or newest_run(recipe=recipe))
 
 
 def export_folder(given: str | None) -> Path:
-    """An export by path or id (a run's path will do); or the newest export, of a recipe or of all."""
-    named = _named(given, EXPORTS, _is_export)
+    """An export by path or id, which may be its run's; else the newest, of a recipe or of all."""
+    return _find("export", given, newest_export)
+
+
+def _find(noun: Noun, given: str | None, newest: _Newest) -> Path:
     recipe = _recipe_name(given)
-    found = named or newest_export(recipe=recipe)
+    named = _named(noun, given)
+    found = named or newest(recipe=recipe)
     if found is None:
-        run = _named(given, RUNS, _is_run) or newest_run(recipe=recipe)
-        make = f"toolkit export {run}" if run else f"toolkit train {recipe or ''}".rstrip() + " --to verify"
-        raise _nothing("export", given, recipe, EXPORTS, make=make, known=run is not None)
-    return _said("export", found, given, recipe=None if named else recipe)
+        raise _missing(noun, given, recipe)
+    if named is None:
+        console.note(f"{noun}: {console.untrusted(found)} (the newest{f' of {recipe}' if recipe else ''})")
+    elif given is not None and named != Path(given):
+        console.note(f"{noun}: {console.untrusted(named)}")
+    return found
+
+
+def _named(noun: Noun, given: str | None) -> Path | None:
+    """The folder at this path, or with this id: a run and its export share it, so each finds the other."""
+    if given is None:
+        return None
+    parent, is_one = (RUNS, _is_run) if noun == "run" else (EXPORTS, _is_export)
+    return next((path for path in (Path(given), parent / given, parent / Path(given).name) if is_one(path)), None)
 
 
 def _is_run(path: Path) -> bool:
@@ -53,49 +63,24 @@ def _is_export(path: Path) -> bool:
     return ExportDir(path).manifest.is_file() and ExportDir(path).merged.is_dir()
 
 
-def _named(given: str | None, parent: Path, is_one: Callable[[Path], bool]) -> Path | None:
-    """The folder at this path, with this id, or of the same id: an export is called as its run."""
-    places = [] if given is None else [Path(given), parent / given, parent / Path(given).name]
-    return next((path for path in places if is_one(path)), None)
-
-
 def _recipe_name(given: str | None) -> str | None:
-    """The recipe that a name or the path of a file means: runs are called after it."""
+    """The recipe that a name or a file means; runs are called after it."""
     return Path(given).stem if given and given.endswith((".yaml", ".yml")) else given
 
 
-def _said(noun: str, found: Path, given: str | None, *, recipe: str | None) -> Path:
-    if given is None:
-        console.note(f"{noun}: {console.untrusted(found)} (the newest)")
-    elif recipe is not None:
-        console.note(f"{noun}: {console.untrusted(found)} (the newest of recipe {console.untrusted(recipe)})")
-    elif found != Path(given):
-        console.note(f"{noun}: {console.untrusted(found)}")
-    return found
-
-
-def _no_run(given: str | None, recipe: str | None) -> ToolkitError:
-    """Why there is no run to work on: perhaps one was begun."""
-    begun = newest_unfinished(recipe=recipe)
-    if begun is not None:
-        whose = f"of recipe {recipe} " if recipe else ""
-        return ToolkitError(f"no run {whose}was trained to its end", where=str(begun), hint=f"toolkit train --resume {begun}")
-    return _nothing("run", given, recipe, RUNS, make=f"toolkit train {recipe or ''}".rstrip())
-
-
-def _nothing(
-    noun: str, given: str | None, recipe: str | None, parent: Path, *, make: str, known: bool = False
-) -> ToolkitError:
-    """There is none yet, or the word means nothing; then the nearest that does."""
+def _missing(noun: Noun, given: str | None, recipe: str | None) -> ToolkitError:
+    """Why there is none, and the command that makes one: perhaps the stage before was not ended."""
     from toolkit.recipe import list_recipes
 
-    if given is None:
-        return ToolkitError(f"there is nothing in {parent}/ yet", hint=make)
-    if Path(given).is_dir() and not known:
-        return ToolkitError(f"the folder is no finished {noun}", where=given, hint=make_anew(noun))
+    whose = f" of {recipe}" if recipe else ""
+    if noun == "run" and (begun := newest_unfinished(recipe=recipe)):
+        hint = f"toolkit train --resume {begun}"
+        return ToolkitError(f"no run{whose} was trained to its end", where=str(begun), hint=hint)
+    if noun == "export" and (run := _named("run", given) or newest_run(recipe=recipe)):
+        return ToolkitError(f"there is no export{whose} yet", hint=f"toolkit export {run}")
     recipes = [entry.name for entry in list_recipes()]
-    if known or recipe in recipes or Path(given).is_file():
-        return ToolkitError(f"there is no {noun} of {given} yet", hint=make)
-    ids = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+    if given is None or recipe in recipes or Path(given).is_file():
+        return ToolkitError(f"there is no {noun}{whose} yet", hint=f"toolkit train {recipe or ''}".rstrip())
+    ids = [path.name for parent in (RUNS, EXPORTS) if parent.is_dir() for path in parent.iterdir()]
     near = nearest(Path(given).name, [*ids, *recipes])
-    return ToolkitError(f"there is no {noun} and no recipe {given}", hint=f"did you mean {near}?" if near else None)
+    return ToolkitError(f"{given} is no {noun} and no recipe", hint=f"did you mean {near}?" if near else None)

@@ -9,26 +9,44 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit import console
+from toolkit.cli.summary import show_summary
+from toolkit.errors import VerifyFailed
 
 
 def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str]) -> int:
     """The exit code of the first stage that fails, else 0. Each stage gets the folder the last one made."""
-    given = list(words)
+    given, inputs = list(words), dict[str, list[str]]()
     wanted = stages[: stages.index(to) + 1]
     with tempfile.TemporaryDirectory(prefix="toolkit-") as scratch:
         for number, stage in enumerate(wanted, start=1):
             console.say(f"[bold]{number}/{len(wanted)} {stage}[/]")
+            inputs[stage] = given
             note = Path(scratch) / stage
-            code = _run_stage([stage, *given, *(["--note-folder", str(note)] if stage in ("train", "export") else [])])
+            code = _run_stage([stage, *given, *_hidden_words(stage, to=to, note=note)])
             if code:
+                _say_how_to_go_on(stage, code, inputs, to=to)
                 return code
             given = [note.read_text(encoding="utf-8")] if note.exists() else given
+    if "verify" in wanted:
+        show_summary(Path(inputs["eval"][0]), Path(inputs["verify"][0]))
     return 0
+
+
+def _hidden_words(stage: str, *, to: str, note: Path) -> list[str]:
+    """A stage that makes a folder notes it for the next; an interrupted training names the command for all stages."""
+    then = ["--then", to] if stage == "train" else []
+    return [*then, "--note-folder", str(note)] if stage in ("train", "export") else []
+
+
+def _say_how_to_go_on(stage: str, code: int, inputs: Mapping[str, Sequence[str]], *, to: str) -> None:
+    """After a trained run's later stage ended early. Training itself says it; files that fail their proof stay so."""
+    if stage != "train" and code != VerifyFailed.exit_code:
+        console.note(f"to go on: toolkit train --resume {console.untrusted(inputs['eval'][0])} --to {to}")
 
 
 def _run_stage(words: Sequence[str]) -> int:

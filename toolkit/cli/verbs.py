@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import console
-from toolkit.cli.parsing import Parser, folder, load, recipe_words, run_folder, with_recipe
+from toolkit.cli.lookup import export_folder, resumable_run, run_folder
+from toolkit.cli.parsing import Parser, load, recipe_words, with_recipe
 from toolkit.cli.pipeline import run_stages
-from toolkit.errors import ToolkitError, VerifyFailed, nearest
+from toolkit.errors import Stopped, ToolkitError, VerifyFailed, nearest
+from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
     from toolkit.recipe import Loaded
 
 Arguments = argparse.Namespace
 STAGES = ("train", "eval", "export", "verify")
+_RUN_HELP = "a run's folder or id, or a recipe for its newest run; default: the newest of all"
+_EXPORT_HELP = "an export's folder or id, or a recipe for its newest export; default: the newest of all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +40,38 @@ def _train_arguments(parser: Parser) -> None:
     recipe_words(parser)
     parser.add_argument("--resume", metavar="RUN", help="continue an interrupted run with the recipe it began with")
     parser.add_argument("--to", choices=STAGES, default="train", help="go on, each stage in a process of its own")
+    parser.add_argument("--then", help=argparse.SUPPRESS)
     parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
 
 
 def _train(arguments: Arguments) -> int:
     if arguments.resume and arguments.words:
         raise ToolkitError("a resumed run keeps the recipe it began with", hint="toolkit train --resume RUN")
+    resume = resumable_run(arguments.resume) if arguments.resume else None
     if arguments.to != "train":
-        words = ["--resume", arguments.resume] if arguments.resume else with_recipe(arguments.words)
-        if not arguments.resume:
-            load(words)  # every fault of the recipe before the first process
-        return run_stages(words, to=arguments.to, stages=STAGES)
-    resume = run_folder(arguments.resume) if arguments.resume else None
+        return _pipeline(arguments, resume)
     loaded = _resumed_recipe(resume) if resume else load(arguments.words)
     from toolkit.train import train
 
-    _note(arguments, train(loaded, resume=resume))
+    try:
+        _note(arguments, train(loaded, resume=resume))
+    except Stopped as stop:
+        if arguments.then:
+            stop.hint = f"{stop.hint} --to {arguments.then}"
+        raise
     return 0
+
+
+def _pipeline(arguments: Arguments, resume: Path | None) -> int:
+    """All stages from training on; of a run that is trained already, those that follow."""
+    if resume is None:
+        words = with_recipe(arguments.words)
+        load(words)  # every fault of the recipe before the first process
+        return run_stages(words, to=arguments.to, stages=STAGES)
+    if RunDir(resume).adapter.is_dir():
+        console.note("the run is trained already")
+        return run_stages([str(resume)], to=arguments.to, stages=STAGES[1:])
+    return run_stages(["--resume", str(resume)], to=arguments.to, stages=STAGES)
 
 
 def _resumed_recipe(run: Path) -> Loaded:
@@ -68,7 +87,7 @@ def _note(arguments: Arguments, folder: Path) -> None:
 
 
 def _eval_arguments(parser: Parser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder or id; default: the newest")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=_RUN_HELP)
 
 
 def _eval(arguments: Arguments) -> int:
@@ -100,16 +119,40 @@ def _export(arguments: Arguments) -> int:
 
 
 def _verify_arguments(parser: Parser) -> None:
-    parser.add_argument("export", nargs="?", metavar="EXPORT", help="an export's folder or id; default: the newest")
+    parser.add_argument("export", nargs="?", metavar="EXPORT", help=_EXPORT_HELP)
 
 
 def _verify(arguments: Arguments) -> int:
-    from toolkit.rundir import newest_export
     from toolkit.verify import verify_export
 
-    export = folder(arguments.export, "exports", newest_export)
+    export = export_folder(arguments.export)
     if not verify_export(export).passed:
         raise VerifyFailed("the shipped files do not answer as the trained model did", where=str(export))
+    return 0
+
+
+def _chat_arguments(parser: Parser) -> None:
+    _verify_arguments(parser)
+    parser.add_argument("--file", metavar="NAME", help="a GGUF file of the export, by name or type; default: q8_0")
+    parser.add_argument("--question", metavar="TEXT", help="answer this and end; without it ask in turn, or read stdin")
+
+
+def _chat(arguments: Arguments) -> int:
+    from toolkit.chat import chat
+
+    chat(export_folder(arguments.export), file=arguments.file, question=arguments.question)
+    return 0
+
+
+def _push_arguments(parser: Parser) -> None:
+    _verify_arguments(parser)
+    parser.add_argument("--repo", metavar="ORG/NAME", help="the repository; default: the recipe's hub.repo")
+
+
+def _push(arguments: Arguments) -> int:
+    from toolkit.hub import push_export
+
+    push_export(export_folder(arguments.export), repo=arguments.repo)
     return 0
 
 
@@ -224,6 +267,8 @@ VERBS = {
     "eval": Verb("measure a run on held-out rows, base against tuned", _eval_arguments, _eval),
     "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
     "verify": Verb("show that an export answers as the trained model does", _verify_arguments, _verify),
+    "chat": Verb("talk to an export in the terminal", _chat_arguments, _chat),
+    "push": Verb("upload a verified export to the Hugging Face Hub", _push_arguments, _push),
     "check": Verb("find out beforehand what would go wrong with a recipe", _check_arguments, _check),
     "recipes": Verb("list the recipes, or show one with the source of each value", _recipes_arguments, _recipes),
     "rewards": Verb("list the rewards, score a file of completions, or lint a recipe", _rewards_arguments, _rewards),

@@ -3,7 +3,7 @@
 It does not load models, grade text or know about trainers. What makes it faster than `model.generate` at the same samples:
 
 - a prompt that is answered n times is prefilled once and its cache repeated;
-- prompts of equal length share a batch, so there is no padding and no attention mask;
+- prompts of like lengths share a batch, so that there is little padding and often no attention mask;
 - while decoding, the query heads that share a key head are handed to the attention kernel as positions of one head, so
   that grouped-query attention copies no keys or values (PyTorch's CPU kernel repeats them for every query head);
 - keys and values are written into buffers of the final size instead of being concatenated anew at every token;
@@ -73,79 +73,109 @@ def generate(
     done: dict[int, list[Completion]] = defaultdict(list)
     with torch.inference_mode(), _grouped_attention(model):
         for batch in _batches(prompts, max(1, batch_rows // samples)):
-            ids = torch.tensor([prompts[i] for i in batch], device=model.device)
-            for row in _Decoder(model, ids, sampling, samples, generator).run(batch):
+            decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator)
+            for row in decoder.run(batch):
                 done[row.prompt_index].append(row)
     return [row for index in range(len(prompts)) for row in done[index]]
 
 
 def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
-    """Indices of prompts of one length, at most `size` at a time, so that no batch needs padding."""
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, prompt in enumerate(prompts):
-        by_length[len(prompt)].append(index)
-    for length in sorted(by_length):
-        group = by_length[length]
-        yield from (group[start : start + size] for start in range(0, len(group), size))
+    """Indices of at most `size` prompts at a time, of lengths as equal as can be, so that little is padding."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
 class _Decoder:
-    """One batch from prefill to the last stop token."""
+    """One batch from prefill to the last stop token. Shorter prompts are padded on the left and the padding masked."""
 
     def __init__(
-        self, model: Any, ids: torch.Tensor, sampling: Sampling, samples: int, generator: torch.Generator
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        samples: int,
+        generator: torch.Generator,
     ) -> None:
-        self.model, self.sampling, self.generator, self.samples = model, sampling, generator, samples
-        self.length = ids.shape[1]
-        self.seen = ids.repeat_interleave(samples, dim=0)
-        self.ids = ids
-
-    def run(self, batch: Sequence[int]) -> list[Completion]:
         import torch
 
+        self.model, self.sampling, self.generator, self.samples = model, sampling, generator, samples
+        self.length = max(len(prompt) for prompt in prompts)
+        # Padding repeats the prompt's own first token: a token that a repetition penalty has seen anyway.
+        padded = [[prompt[0]] * (self.length - len(prompt)) + list(prompt) for prompt in prompts]
+        self.ids = torch.tensor(padded, device=model.device)
+        self.padding = torch.tensor([self.length - len(prompt) for prompt in prompts], device=model.device)
+
+    def run(self, batch: Sequence[int]) -> list[Completion]:
         rows = [Completion(prompt_index) for prompt_index in batch for _ in range(self.samples)]
         running = list(range(len(rows)))
-        logits, cache = self._prefill()
-        stop = set(self.sampling.stop_token_ids)
+        logits = self._prefill()
         for position in range(self.length, self.length + self.sampling.max_new_tokens):
             tokens, logprobs = self._draw(logits)
-            alive = []
-            for slot, (row, token, logprob) in enumerate(zip(running, tokens.tolist(), logprobs.tolist(), strict=True)):
-                if row < 0:
-                    continue
-                rows[row].token_ids.append(token)
-                rows[row].logprobs.append(logprob)
-                if token in stop:
-                    rows[row].truncated = False
-                    running[slot] = -1
-                else:
-                    alive.append(slot)
+            alive = self._record(rows, running, tokens.tolist(), logprobs.tolist())
             if not alive or position + 1 == self.length + self.sampling.max_new_tokens:
                 break
             if len(alive) < SHRINK_AT * len(running):
-                keep = torch.tensor(alive, device=tokens.device)
-                running, tokens = [running[slot] for slot in alive], tokens[keep]
-                self.seen = self.seen[keep]
-                cache.batch_select_indices(keep)
-            self.seen = (
-                torch.cat([self.seen, tokens[:, None]], dim=1) if self.sampling.repetition_penalty != 1 else self.seen
-            )
-            logits = self._forward(tokens[:, None], cache, position)
+                running, tokens = [running[slot] for slot in alive], self._keep(alive, tokens)
+            logits = self._next(tokens, position)
         return rows
 
-    def _prefill(self) -> tuple[torch.Tensor, Any]:
-        cache = _cache(self.model, self.length + self.sampling.max_new_tokens)
-        logits = self._forward(self.ids, cache, 0)
-        if self.samples > 1:
-            cache.batch_repeat_interleave(self.samples)
-        return logits.repeat_interleave(self.samples, dim=0), cache
+    def _record(
+        self, rows: list[Completion], running: list[int], tokens: list[int], logprobs: list[float]
+    ) -> list[int]:
+        """Write each running row's new token down; the slots that go on. A stopped row's slot becomes -1."""
+        alive = []
+        for slot, row in enumerate(running):
+            if row < 0:
+                continue
+            rows[row].token_ids.append(tokens[slot])
+            rows[row].logprobs.append(logprobs[slot])
+            if tokens[slot] in self.sampling.stop_token_ids:
+                rows[row].truncated = False
+                running[slot] = -1
+            else:
+                alive.append(slot)
+        return alive
 
-    def _forward(self, ids: torch.Tensor, cache: Any, start: int) -> torch.Tensor:
+    def _keep(self, slots: list[int], tokens: torch.Tensor) -> torch.Tensor:
         import torch
 
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        keep = torch.tensor(slots, device=tokens.device)
+        self.seen, self.padding = self.seen[keep], self.padding[keep]
+        self.cache.batch_select_indices(keep)
+        return tokens[keep]
+
+    def _prefill(self) -> torch.Tensor:
+        import torch
+
+        self.cache = _cache(self.model, self.length + self.sampling.max_new_tokens)
+        logits = self._forward(self.ids, torch.arange(self.length, device=self.ids.device))
+        if self.samples > 1:
+            self.cache.batch_repeat_interleave(self.samples)
+        self.seen = self.ids.repeat_interleave(self.samples, dim=0)
+        self.padding = self.padding.repeat_interleave(self.samples)
+        return logits.repeat_interleave(self.samples, dim=0)
+
+    def _next(self, tokens: torch.Tensor, position: int) -> torch.Tensor:
+        import torch
+
+        if self.sampling.repetition_penalty != 1:
+            self.seen = torch.cat([self.seen, tokens[:, None]], dim=1)
+        return self._forward(tokens[:, None], torch.tensor([position], device=tokens.device))
+
+    def _forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Logits after the last of `ids` [rows, tokens], which stand at `places` [tokens] of the padded row."""
+        import torch
+
+        mask = None
+        if self.padding.any():
+            mask = torch.arange(int(places[-1]) + 1, device=ids.device)[None] >= self.padding[:, None]
         output = self.model(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=ids,
+            position_ids=(places[None] - self.padding[:, None]).clamp(min=0),
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         return output.logits[:, -1].float()
 
@@ -233,10 +263,12 @@ def _grouped_query_sdpa(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows, heads, tokens, size = query.shape
-    if tokens != 1 or attention_mask is not None:
+    if tokens != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, scale=kwargs.get("scaling"))
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling")
+    )
     return mixed.reshape(rows, 1, heads, size), None
 
 

@@ -17,10 +17,10 @@ from toolkit.errors import ExportError
 from toolkit.export.adapter import CONFIG, WEIGHTS
 from toolkit.export.checkpoint import open_checkpoint
 from toolkit.export.folder import read_json, write_folder
-from toolkit.export.gguf import check_space, gguf_name, write_ggufs
+from toolkit.export.gguf import SCRATCH, check_space, gguf_name, write_ggufs
 from toolkit.export.merge import merge
 from toolkit.llamacpp import GgufFile, check_type, versions
-from toolkit.rundir import EXPORTS, SCHEMA, RunDir, replacing, sha256_of, write_json
+from toolkit.rundir import EXPORTS, SCHEMA, ExportDir, RunDir, replacing, sha256_of, write_json
 
 MERGED, ADAPTER, RECIPE, MANIFEST, CERTIFICATE = (
     "merged",
@@ -77,14 +77,14 @@ def export_run(
     kinds = list(dict.fromkeys(recipe.export.gguf if quants is None else quants))
     if not kinds and not merged:
         raise ExportError("nothing to export: no merged folder and no GGUF type", hint="toolkit export RUN")
-    out = EXPORTS / source.path.name if out is None else out
+    target = ExportDir(EXPORTS / source.path.name if out is None else out)
     made_with = versions() if kinds else {}
     base = base_checkpoint(recipe.model)
-    _prepare(out, base, kinds)
-    written = _write_merged(base, source.adapter, out / MERGED)
-    files, warnings = _write_ggufs(out, source.path.name, kinds, written["dtype"])
-    _copy_adapter(source.adapter, out / ADAPTER, recipe.model.source)
-    with replacing(out / RECIPE) as temporary:
+    _prepare(target, base, kinds)
+    written = _write_merged(base, source.adapter, target.merged)
+    files, warnings = _write_ggufs(target, source.path.name, kinds, written["dtype"])
+    _copy_adapter(source.adapter, target.path / ADAPTER, recipe.model.source)
+    with replacing(target.recipe) as temporary:
         shutil.copyfile(source.recipe, temporary)
     record = ExportRecord(
         run=source.path.name,
@@ -93,26 +93,29 @@ def export_run(
             "revision": recipe.model.revision,
             **_hashes(base, "*.safetensors"),
         },
-        adapter=_hashes(out / ADAPTER),
+        adapter=_hashes(target.path / ADAPTER),
         merged=written,
         files=files,
         versions=made_with,
         warnings=warnings,
-        folder=out,
+        folder=target.path,
     )
-    write_json(out / MANIFEST, {"schema": SCHEMA, **record.model_dump(mode="json", exclude={"folder"})})
+    write_json(target.manifest, {"schema": SCHEMA, **record.model_dump(mode="json", exclude={"folder"})})
     return record
 
 
-def _prepare(out: Path, base: Path, kinds: list[str]) -> None:
+def _prepare(target: ExportDir, base: Path, kinds: list[str]) -> None:
     """Check everything that can be known, then take away what an earlier export left."""
     for kind in kinds:
         check_type(kind)
     checkpoint = open_checkpoint(base)
-    out.mkdir(parents=True, exist_ok=True)
-    for path in [out / MANIFEST, out / CERTIFICATE, *out.glob("*.gguf")]:
+    target.path.mkdir(parents=True, exist_ok=True)
+    for path in target.path.glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    earlier = list(target.path.glob("*.gguf"))
+    check_space(target.path, checkpoint, kinds, freed_bytes=sum(path.stat().st_size for path in earlier))
+    for path in [target.manifest, target.certificate, *earlier]:
         path.unlink(missing_ok=True)
-    check_space(out, checkpoint, kinds)
 
 
 def _write_merged(base: Path, adapter: Path, target: Path) -> dict[str, Any]:
@@ -123,9 +126,10 @@ def _write_merged(base: Path, adapter: Path, target: Path) -> dict[str, Any]:
     return {"dtype": written.dtype, "changed": list(written.changed), **_hashes(target)}
 
 
-def _write_ggufs(out: Path, name: str, kinds: list[str], dtype: str) -> tuple[list[ExportedFile], list[str]]:
-    warnings = write_ggufs(out / MERGED, out, name=name, kinds=kinds, dtype=dtype) if kinds else []
-    return [_describe(out / gguf_name(name, kind), kind) for kind in kinds], warnings
+def _write_ggufs(target: ExportDir, name: str, kinds: list[str], dtype: str) -> tuple[list[ExportedFile], list[str]]:
+    folder = target.path
+    warnings = write_ggufs(target.merged, folder, name=name, kinds=kinds, dtype=dtype) if kinds else []
+    return [_describe(folder / gguf_name(name, kind), kind) for kind in kinds], warnings
 
 
 def _copy_adapter(adapter: Path, target: Path, source: str) -> None:

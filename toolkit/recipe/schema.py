@@ -218,9 +218,9 @@ class Hub(Section):
     """Where a verified export may be pushed to."""
 
     repo: Annotated[Text, AfterValidator(_repo_name)] | None = None
-    """Repository on the Hugging Face Hub, `user/name`."""
+    """Repository on the Hugging Face Hub, `user/name`, for `toolkit push`."""
     private: bool = True
-    """Create it as a private repository."""
+    """Create it as a private repository, and push into no public one."""
 
 
 class Recipe(Section):

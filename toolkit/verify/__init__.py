@@ -14,7 +14,7 @@ from typing import Any
 from toolkit import console
 from toolkit.errors import ExportError, ToolkitError
 from toolkit.llamacpp import FILE_TYPES, GgufFile, open_model, try_file, versions
-from toolkit.rundir import read_json, sha256_of
+from toolkit.rundir import SCHEMA, ExportDir, read_json, sha256_of, write_json
 from toolkit.verify.gguf_checks import (
     Weights,
     check_adapter_in_weights,
@@ -25,14 +25,14 @@ from toolkit.verify.gguf_checks import (
 )
 from toolkit.verify.material import Material, gather, sample_weights
 from toolkit.verify.merged_checks import check_bytes, check_model, check_weights, task_summary
-from toolkit.verify.record import Check, FileResult, VerifyRecord, equal, failed, write_record
+from toolkit.verify.record import Check, FileResult, VerifyRecord, equal, failed
 from toolkit.verify.reference import quiet
 
 PROBLEMS = 16
 """Held-out problems whose greedy answers are graded: as many sequences as llama.cpp runs side by side
 here."""
 
-MERGED, ADAPTER, RECIPE, MANIFEST = "merged", "adapter", "recipe.json", "manifest.json"
+ADAPTER = "adapter"
 
 
 def verify_export(export: Path, *, problems: int = PROBLEMS) -> VerifyRecord:
@@ -40,19 +40,19 @@ def verify_export(export: Path, *, problems: int = PROBLEMS) -> VerifyRecord:
     from toolkit.engine.source import base_checkpoint
     from toolkit.recipe import load_resolved
 
-    started = time.monotonic()
-    manifest = read_json(export / MANIFEST)
-    if not (export / MERGED).is_dir():
+    started, target = time.monotonic(), ExportDir(export)
+    manifest = read_json(target.manifest)
+    if not target.merged.is_dir():
         raise ToolkitError(
             "the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN"
         )
-    recipe = load_resolved(export / RECIPE).recipe
-    base = base_checkpoint(recipe.model)
+    recipe = load_resolved(target.recipe).recipe
+    base, adapter = base_checkpoint(recipe.model), export / ADAPTER
     with quiet():
-        weight_checks, changed = check_weights(base, export / MERGED, export / ADAPTER)
-        material = gather(recipe, base=base, merged=export / MERGED, adapter=export / ADAPTER, problems=problems)
-    merged = _merged_result(export, manifest, base, weight_checks, material, time.monotonic() - started)
-    weights = sample_weights(base, export / MERGED, changed)
+        weight_checks, changed = check_weights(base, target.merged, adapter)
+        material = gather(recipe, base=base, merged=target.merged, adapter=adapter, problems=problems)
+    merged = _merged_result(target.merged, manifest, base, weight_checks, material, time.monotonic() - started)
+    weights = sample_weights(base, target.merged, changed)
     files = [_check_file(export / name, kind, manifest, material, weights) for name, kind in _files(export, manifest)]
     record = VerifyRecord(
         run=manifest["run"],
@@ -63,7 +63,7 @@ def verify_export(export: Path, *, problems: int = PROBLEMS) -> VerifyRecord:
         versions=versions() if files else {},
         seconds=round(time.monotonic() - started, 1),
     )
-    write_record(record, export)
+    write_json(target.certificate, {"schema": SCHEMA, **record.model_dump(mode="json")})
     show(record)
     return record
 
@@ -78,14 +78,13 @@ def _files(export: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _merged_result(
-    export: Path,
+    folder: Path,
     manifest: dict[str, Any],
     base: Path,
     checks: list[Check],
     material: Material,
     seconds: float,
 ) -> FileResult:
-    folder = export / MERGED
     same_base = {path.name: sha256_of(path) for path in sorted(base.glob("*.safetensors"))} == manifest["base"][
         "sha256"
     ]
@@ -96,8 +95,8 @@ def _merged_result(
         *check_model(material),
     ]
     return FileResult(
-        file=MERGED,
-        type=MERGED,
+        file=folder.name,
+        type="merged",
         sha256=None,
         size_bytes=sum(path.stat().st_size for path in folder.iterdir()),
         passed=all(check.passed for check in checks),

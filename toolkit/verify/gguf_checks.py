@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toolkit.llamacpp import CONTROL, GgufFile, LlamaModel, file_type_number
-from toolkit.verify.limits import CHANCE, LIMITS, WHY
+from toolkit.verify.limits import CHANCE, LIMITS, PREDICTIONS, WHY
 from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
 from toolkit.verify.stats import chance_of_as_many_losses, distance, strength, weight_strength
@@ -115,7 +115,9 @@ def _check_side(material: Material, kind: str, got: list[numpy.ndarray], to_base
         return [noted("KL to base", to_base, why), noted("adapter in the predictions", share.value, note)]
     return [
         at_least("KL to base", to_base, moved / 3, why),
-        within("adapter in the predictions", share.value, (0.7, 1.3), "0 is the base, 1 the merged model"),
+        within(
+            "adapter in the predictions", share.value, PREDICTIONS[LIMITS[kind].adapter], "0 is the base, 1 the merged"
+        ),
     ]
 
 

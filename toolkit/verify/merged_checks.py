@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.rundir import sha256_of
-from toolkit.verify.limits import CHANGED_KL, JUDGED_KL, MERGED_KL
+from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL
 from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
 from toolkit.verify.stats import distance, strength
@@ -64,9 +64,15 @@ def check_model(material: Material) -> list[Check]:
             "PEFT, not merged, fp32: only 16-bit rounding lies between",
         ),
         _share(share.value, distance(material.base[:n], material.unmerged).mean),
-        at_least("KL to base", moved.mean, CHANGED_KL, "the adapter changes what the model says"),
+        noted("KL to base", moved.mean, "how far the adapter moves what the model says"),
+        at_least("predictions changed", _largest_change(material), CHANGED, "largest change of a log-probability"),
         *_check_language(material),
     ]
+
+
+def _largest_change(material: Material) -> float:
+    pairs = zip(material.base, material.tuned, strict=True)
+    return max(float(abs(base - tuned).max()) for base, tuned in pairs)
 
 
 def _share(value: float, moved: float) -> Check:

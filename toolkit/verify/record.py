@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-
-SCHEMA = 1
-VERIFY_FILE = "verify.json"
 
 
 class Check(BaseModel):
@@ -87,16 +81,3 @@ def _number(value: float) -> float | None:
     """JSON has no nan; null says that there was no number."""
     value = float(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def write_record(record: VerifyRecord, export: Path) -> Path:
-    """verify.json, complete or not at all."""
-    path = export / VERIFY_FILE
-    content = {"schema": SCHEMA, **record.model_dump(mode="json")}
-    scratch = path.with_name(f".{path.name}.partial")
-    with open(scratch, "w", encoding="utf-8") as handle:
-        handle.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(scratch, path)
-    return path
