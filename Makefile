@@ -53,7 +53,7 @@ check: setup ## with RECIPE: check that recipe; without: format, lint, types and
 	.venv/bin/lint-imports
 
 test: setup ## run the tests, offline (ARGS='-k name' picks some)
-	@.venv/bin/python -m pytest $(ARGS)
+	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest $(ARGS)
 
 format: setup ## rewrite the code as `make check` wants it
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .

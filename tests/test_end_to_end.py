@@ -61,7 +61,7 @@ def test_every_completion_is_kept_with_every_reward(place: Path) -> None:
 
     table = parquet.read_table(only(place / "runs") / "completions").to_pylist()
     assert len(table) == 3 * 8
-    assert {"step", "question", "completion", "gold", "reward/correctness", "reward/xmlcount", "reward"} <= set(
+    assert {"step", "prompt", "completion", "gold", "reward/correctness", "reward/xmlcount", "reward"} <= set(
         table[0]
     )
 

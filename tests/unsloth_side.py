@@ -361,3 +361,43 @@ def _apart(one: Any, other: Any) -> float:
 
     p, q = torch.log_softmax(one, dim=-1), torch.log_softmax(other, dim=-1)
     return float((p.exp() * (p - q)).sum(dim=-1).mean())
+
+
+def interrupted(recipe: Recipe, moment: tuple[str, int]) -> dict[str, Any]:
+    """A new run, with Ctrl-C at the end of this step of this stage."""
+    return train_tiny(recipe, None, moment)
+
+
+def train_tiny(
+    recipe: Recipe, run: str | None = None, interrupt: tuple[str, int] | None = None, spread: bool = True
+) -> dict[str, Any]:
+    """The training step on the tiny model, a new run or `run` resumed, paid by `Spread` or as the recipe says."""
+    import signal
+
+    from toolkit.engine.rollout import RewardRecorder
+    from toolkit.errors import ToolkitError
+    from toolkit.recipe.load import Loaded
+    from toolkit.train import record, train
+
+    def paid(rewards: Any, rows: Any) -> RewardRecorder:
+        return RewardRecorder([Spread(), Length()] if spread else rewards, rows)  # type: ignore[list-item]
+
+    append = record.Recorder._append
+
+    def appended(recorder: Any, line: dict[str, Any]) -> dict[str, Any]:
+        if (line["stage"], line["step"]) == interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+        return append(recorder, line)
+
+    loaded = Loaded(recipe, {}, {}, Path("tiny.yaml"), "tiny")
+    found: dict[str, Any] = {"raised": None, "exit_code": 0}
+    with (
+        mock.patch("toolkit.engine.trainers.RewardRecorder", paid),
+        mock.patch.object(record.Recorder, "_append", appended),
+    ):
+        try:
+            found["run"] = str(Path(train(loaded, resume=Path(run) if run else None)).resolve())
+        except ToolkitError as error:
+            found |= {"raised": type(error).__name__, "exit_code": error.exit_code, "hint": error.hint}
+            found["run"] = run or str(max(Path("runs").iterdir(), key=lambda path: path.stat().st_mtime_ns).resolve())
+    return found

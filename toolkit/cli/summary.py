@@ -1,4 +1,4 @@
-"""The end of the pipeline in a newcomer's words: what was learned, what was made, what comes next. It measures nothing."""
+"""The end of the pipeline for a newcomer: what was learned, what was made, what comes next. It measures nothing."""
 
 from __future__ import annotations
 

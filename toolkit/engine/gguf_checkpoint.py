@@ -12,10 +12,11 @@ from typing import Any
 
 from toolkit import console
 from toolkit.errors import EngineError
+from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp.vocabulary import tokens_of
 from toolkit.rundir import cache_folder, replacing, sha256_of
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised when this module writes something else for the same file, so that old conversions are not taken."""
 
 # What llama.cpp calls a pre-tokenizer (`tokenizer.ggml.pre`) -> its splitting rule; None splits every digit off.
@@ -89,18 +90,21 @@ def _forget_gguf(model: Any, file: Path) -> None:
 def _tokenizer(file: Path) -> Any:
     from transformers import AutoTokenizer
 
+    header = GgufFile(file)  # first: it says so where this is no whole GGUF file
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    metadata = _metadata(file)
     for role, key in _SPECIAL.items():
-        if (token_id := metadata.get(f"tokenizer.ggml.{key}")) is not None:
+        if (token_id := header.field(f"tokenizer.ggml.{key}")) is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(token_id)))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    pre = str(metadata.get("tokenizer.ggml.pre", ""))
+    pre = header.field("tokenizer.ggml.pre")
+    if hasattr(tokenizer._tokenizer.model, "byte_fallback") and "<0x00>" not in tokenizer.get_vocab():
+        tokenizer._tokenizer.model.byte_fallback = False  # else a converter takes it for a SentencePiece vocabulary
+        tokenizer._tokenizer.model.fuse_unk = False
     if pre in _SPLITS:
         tokenizer._tokenizer.pre_tokenizer = _pre_tokenizer(_SPLITS[pre])
-    tokenizer.chat_template = metadata.get("tokenizer.chat_template") or tokenizer.chat_template
-    tokenizer.model_max_length = int(metadata[f"{metadata['general.architecture']}.context_length"])
+    tokenizer.chat_template = header.field("tokenizer.chat_template") or tokenizer.chat_template
+    tokenizer.model_max_length = int(header.model_field("context_length"))
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
@@ -113,14 +117,6 @@ def _pre_tokenizer(pattern: str | None) -> Any:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _metadata(file: Path) -> dict[str, Any]:
-    """The file's key-value pairs, without the vocabulary's long arrays."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(file).fields
-    return {key: field.contents() for key, field in fields.items() if len(field.data) == 1}
 
 
 def _compare(tokenizer: Any, file: Path) -> None:

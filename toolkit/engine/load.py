@@ -110,8 +110,12 @@ def read_adapter_weights(policy: Policy, folder: Path) -> None:
 
 def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
     """The trainable adapter in peft's format. The base is named as the recipe names it, not by a path of this machine."""
-    policy.model.peft_config["default"].base_model_name_or_path = recipe.model.source
-    policy.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+    config = policy.model.peft_config["default"]
+    loaded_from, config.base_model_name_or_path = config.base_model_name_or_path, recipe.model.source
+    try:
+        policy.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+    finally:
+        config.base_model_name_or_path = loaded_from
 
 
 def adapter_fingerprint(model: Any) -> str:

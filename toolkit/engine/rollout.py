@@ -81,7 +81,7 @@ class RewardRecorder:
             self._table += [
                 {
                     "row_id": row.id,
-                    "question": row.question,
+                    "prompt": row.question,
                     "gold": row.gold,
                     "completion": text,
                     "tokens": len(tokens),

@@ -16,7 +16,7 @@ from toolkit.rundir import sha256_of
 if TYPE_CHECKING:
     from toolkit.recipe import Model
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _PREQUANTIZED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 

@@ -98,6 +98,7 @@ def _warm_up(
         return
     chats = [(recipe.task.messages(row), text) for row, text in examples]
     recorder = Recorder(run, "warmup")
+    recorder.rewind(None)
 
     def on_step(step: int, logs: dict[str, Any]) -> bool:
         display.warmup(recorder.warmup_step(step, logs))

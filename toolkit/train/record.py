@@ -108,10 +108,10 @@ class Recorder:
         self._since = time.monotonic()
 
     def rewind(self, checkpoint: Path | None) -> None:
-        """Forget what was recorded of GRPO steps after the checkpoint: they are run again."""
+        """Forget what was recorded of this stage's steps after the checkpoint (None: of all): they are run again."""
         step = _step_of(checkpoint) if checkpoint else 0
         lines = self._run.metrics.read_text(encoding="utf-8").splitlines() if self._run.metrics.exists() else []
-        kept = [line for line in lines if _survives(line, step)]
+        kept = [line for line in lines if _survives(line, self._stage, step)]
         with replacing(self._run.metrics) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self._run.completions.mkdir(exist_ok=True)
@@ -164,12 +164,12 @@ class Recorder:
         return line
 
 
-def _survives(line: str, step: int) -> bool:
+def _survives(line: str, stage: str, step: int) -> bool:
     try:
         entry = json.loads(line)
     except ValueError:  # a line that a killed process left half written
         return False
-    return entry["stage"] != "grpo" or entry["step"] <= step
+    return entry["stage"] != stage or entry["step"] <= step
 
 
 def _finite(value: Any) -> Any:
