@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from toolkit.recipe import Recipe
@@ -80,3 +82,9 @@ def small_recipe(source: str, **sections: Any) -> Recipe:
     for name, section in sections.items():
         base[name] = base[name] | section if isinstance(section, dict) and name in base else section
     return Recipe.model_validate(base)
+
+
+def child_environment() -> dict[str, str]:
+    """For `python -m toolkit` in a folder that is not the checkout."""
+    root = str(Path(__file__).resolve().parents[1])
+    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], root])}

@@ -7,7 +7,6 @@ Unsloth must be imported before transformers, and one pytest process runs all te
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -47,9 +46,3 @@ def unsloth_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=unsloth_side.begin, initargs=(folder,)) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=300)
-
-
-def child_environment() -> dict[str, str]:
-    """For `python -m toolkit` in a folder that is not the checkout."""
-    root = str(Path(__file__).resolve().parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], root])}

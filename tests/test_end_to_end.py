@@ -61,9 +61,7 @@ def test_every_completion_is_kept_with_every_reward(place: Path) -> None:
 
     table = parquet.read_table(only(place / "runs") / "completions").to_pylist()
     assert len(table) == 3 * 8
-    assert {"step", "prompt", "completion", "gold", "reward/correctness", "reward/xmlcount", "reward"} <= set(
-        table[0]
-    )
+    assert {"step", "prompt", "completion", "gold", "reward/correctness", "reward/xmlcount", "reward"} <= set(table[0])
 
 
 def test_the_evaluation_keeps_what_scripts_rely_on(place: Path) -> None:

@@ -224,9 +224,8 @@ EFFECTS: dict[str, Effect] = {
         several(
             grpo("max_completion_length"),
             lambda recipe: arguments.training_sampling(recipe, ()).max_new_tokens,
-            lambda recipe: arguments.greedy_sampling(recipe, ()).max_new_tokens,
         ),
-        [16, 16, 16],
+        [16, 16],
     ),
     "grpo.beta": Effect(0.04, grpo("beta")),
     "grpo.loss_type": Effect("dapo", grpo("loss_type")),

@@ -10,7 +10,7 @@ import pytest
 
 from toolkit import rundir
 from toolkit.errors import ToolkitError
-from toolkit.rundir import RunDir, newest_export, newest_run, new_run, read_json, replacing, sha256_of, write_json
+from toolkit.rundir import RunDir, new_run, newest_export, newest_run, read_json, replacing, sha256_of, write_json
 
 
 def names(folder: Path) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from copy import deepcopy as copy_of
+from pathlib import Path
 from typing import Any
 
 import numpy

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 import unsloth_side
-from models import small_recipe
-from shared import child_environment
+from models import child_environment, small_recipe
 from toolkit.errors import DataError
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir, newest_run, write_json
 from toolkit.tasks.base import Row
 from toolkit.train import _examples, _short_enough
 from toolkit.train.display import LOSS_NOTE, Display
@@ -49,7 +48,9 @@ def lines(run: RunDir) -> list[dict[str, Any]]:
 
 
 def completions_table(text: str = "text", reward: float | None = 1.0) -> list[dict[str, Any]]:
-    return [{"row_id": "a", "completion": text, "tokens": 3, "gold": "1", "reward/correctness": reward, "reward": 2.0}] * 2
+    return [
+        {"row_id": "a", "completion": text, "tokens": 3, "gold": "1", "reward/correctness": reward, "reward": 2.0}
+    ] * 2
 
 
 def recorded(run: RunDir, *, warmup: int = 2, grpo: int = 3) -> None:
@@ -255,7 +256,13 @@ def assert_same_run(one: RunDir, other: RunDir) -> None:
 @pytest.fixture(scope="module")
 def tiny(tiny_checkpoint: Path) -> Any:
     """Five steps with a checkpoint after the second and fourth, momentum, a schedule, weight decay and dropout."""
-    grpo = {"max_steps": 5, "save_steps": 2, "learning_rate": 1e-2, "max_grad_norm": 1.0, "per_device_train_batch_size": 4}
+    grpo = {
+        "max_steps": 5,
+        "save_steps": 2,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 1.0,
+        "per_device_train_batch_size": 4,
+    }
     model = {"source": str(tiny_checkpoint), "lora": {"r": 4, "lora_dropout": 0.1}}
     return small_recipe(str(tiny_checkpoint), model=model, grpo=grpo, warmup={"max_steps": 3})
 
@@ -273,7 +280,9 @@ def test_a_run_leaves_its_records(uninterrupted: RunDir, tiny: Any) -> None:
     assert json.loads(run.recipe.read_text()) == tiny.model_dump(mode="json")
     assert steps(run) == [("warmup", step) for step in (1, 2, 3)] + [("grpo", step) for step in (1, 2, 3, 4, 5)]
     manifest = json.loads(run.manifest.read_text())
-    assert {"schema", "versions", "git_commit", "machine", "seed", "base", "data", "changes", "setting"} <= set(manifest)
+    assert {"schema", "versions", "git_commit", "machine", "seed", "base", "data", "changes", "setting"} <= set(
+        manifest
+    )
     assert [change["key"] for change in manifest["changes"]] == ["grpo.optim"]
     assert {"torch", "unsloth", "trl", "transformers", "peft"} <= set(manifest["versions"])
     assert manifest["data"]["train"]["rows"] == 16 and len(manifest["base"]["sha256"]) == 64
@@ -347,3 +356,56 @@ def test_a_run_that_learned_nothing_is_an_error_and_has_no_adapter(unsloth_proce
     assert (found["raised"], found["exit_code"]) == ("EngineError", 2)
     assert read_state(RunDir(Path(found["run"])))["state"] == "failed"
     assert not RunDir(Path(found["run"])).adapter.exists()
+
+
+# The real model in processes of its own, as a user runs and stops them.
+
+OVERRIDES = (
+    "warmup.max_steps=4", "warmup.batch_size=2", "warmup.learning_rate=2e-3", "grpo.max_completion_length=20",
+    "grpo.warmup_steps=0", "grpo.save_steps=2", "task.train_rows=32", "rewards=[{name: xmlcount, legacy: true}]",
+)  # fmt: skip
+"""Less work than the smoke recipe, and a reward that differs among the beginnings of answers."""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "toolkit", "train", *words]
+    with (folder / "output.txt").open("wb") as output:
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=child_environment())
+
+
+def send_when(process: subprocess.Popen[bytes], output: Path, text: str, number: int) -> int:
+    """Send the signal when the text has been shown; the exit code."""
+    until = time.monotonic() + 900
+    while text not in output.read_text(encoding="utf-8", errors="replace"):
+        assert process.poll() is None and time.monotonic() < until, output.read_text(encoding="utf-8")[-3000:]
+        time.sleep(0.05)
+    process.send_signal(number)
+    return process.wait(timeout=900)
+
+
+def test_a_run_that_was_killed_and_then_stopped_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    """SIGKILL after the first step, resumed; Ctrl-C after its first step, resumed: the same run to the bit."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    straight.mkdir()
+    broken.mkdir()
+    at_once = start(straight, str(SMOKE), *OVERRIDES)
+    try:
+        killed = start(broken, str(SMOKE), *OVERRIDES)
+        assert send_when(killed, broken / "output.txt", "step 1/3", signal.SIGKILL) == -signal.SIGKILL
+        (path,) = (broken / "runs").iterdir()
+        run = RunDir(path)
+        assert read_state(run)["state"] == "running" and not run.adapter.exists()
+        assert newest_run(broken / "runs") is None
+        stopped = start(broken, "--resume", str(run.path))
+        assert send_when(stopped, broken / "output.txt", "step 1/3", signal.SIGINT) == 130
+        assert read_state(run)["state"] == "stopped" and not run.adapter.exists()
+        assert last_checkpoint(run) is not None
+        assert "--resume" in (broken / "output.txt").read_text()
+        assert start(broken, "--resume", str(run.path)).wait(timeout=900) == 0, (broken / "output.txt").read_text()
+        assert at_once.wait(timeout=900) == 0, (straight / "output.txt").read_text()
+    finally:
+        at_once.kill()
+    assert read_state(run)["state"] == "done" and newest_run(broken / "runs") == run.path
+    (path,) = (straight / "runs").iterdir()
+    assert sum(line["reward_std"] > 0 for line in lines(RunDir(path)) if line["stage"] == "grpo") >= 2
+    assert_same_run(run, RunDir(path))

@@ -269,12 +269,14 @@ def greedy_text(recipe: Recipe, prompts: Sequence[Sequence[int]]) -> tuple[list[
     """Greedy token ids by the toolkit and by `model.generate`, adapter on, in the process that trains."""
     import torch
 
-    from toolkit.engine.arguments import greedy_sampling
+    from dataclasses import replace
+
+    from toolkit.engine.arguments import training_sampling
     from toolkit.engine.generate import generate
     from toolkit.engine.load import for_generation
 
     policy = loaded(recipe)
-    sampling = greedy_sampling(recipe, policy.stop_token_ids)
+    sampling = replace(training_sampling(recipe, policy.stop_token_ids), temperature=0.0)
     with for_generation(policy, "default") as model:
         ours = [completion.token_ids for completion in generate(model, prompts, sampling)]
     policy.model.eval()

@@ -133,8 +133,3 @@ def training_sampling(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampli
         repetition_penalty=grpo.repetition_penalty,
         stop_token_ids=stop_token_ids,
     )
-
-
-def greedy_sampling(recipe: Recipe, stop_token_ids: tuple[int, ...]) -> Sampling:
-    """The likeliest token each time, to the same length."""
-    return Sampling(max_new_tokens=recipe.grpo.max_completion_length, temperature=0.0, stop_token_ids=stop_token_ids)

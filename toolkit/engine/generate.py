@@ -2,7 +2,8 @@
 
 It does not load models, grade text or know about trainers. What makes it faster than `model.generate` at the same samples:
 
-- a prompt that is answered n times is prefilled once and its cache repeated;
+- a prompt that is answered n times is prefilled once and its cache repeated, and what all prompts of a batch begin with
+  (the system prompt) is prefilled once for all;
 - prompts of like lengths share a batch, so that there is little padding and often no attention mask;
 - while decoding, the query heads that share a key head are handed to the attention kernel as positions of one head, so
   that grouped-query attention copies no keys or values (PyTorch's CPU kernel repeats them for every query head);
@@ -62,8 +63,11 @@ def generate(
     samples: int = 1,
     seed: int = 0,
     batch_rows: int = 128,
+    greedy_too: bool = False,
 ) -> list[Completion]:
     """`samples` completions for every prompt (token ids), in prompt order: prompt 0 sample 0, prompt 0 sample 1, ….
+
+    `greedy_too` puts one more before them, which takes the likeliest token each time.
 
     The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
     """
@@ -72,8 +76,8 @@ def generate(
     generator = torch.Generator(device=model.device).manual_seed(seed)
     done: dict[int, list[Completion]] = defaultdict(list)
     with torch.inference_mode(), _grouped_attention(model):
-        for batch in _batches(prompts, max(1, batch_rows // samples)):
-            decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator)
+        for batch in _batches(prompts, max(1, batch_rows // (samples + greedy_too))):
+            decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator, greedy_too)
             for row in decoder.run(batch):
                 done[row.prompt_index].append(row)
     return [row for index in range(len(prompts)) for row in done[index]]
@@ -95,13 +99,20 @@ class _Decoder:
         sampling: Sampling,
         samples: int,
         generator: torch.Generator,
+        greedy_too: bool,
     ) -> None:
         import torch
 
-        self.model, self.sampling, self.generator, self.samples = model, sampling, generator, samples
+        self.model, self.sampling, self.generator = model, sampling, generator
+        self.samples = samples + greedy_too
+        self.greedy = torch.arange(len(prompts) * self.samples, device=model.device) % self.samples < greedy_too
         self.length = max(len(prompt) for prompt in prompts)
+        self.shared = _shared_beginning(prompts)
         # Padding repeats the prompt's own first token: a token that a repetition penalty has seen anyway.
-        padded = [[prompt[0]] * (self.length - len(prompt)) + list(prompt) for prompt in prompts]
+        padded = [
+            [*prompt[: self.shared], *[prompt[0]] * (self.length - len(prompt)), *prompt[self.shared :]]
+            for prompt in prompts
+        ]
         self.ids = torch.tensor(padded, device=model.device)
         self.padding = torch.tensor([self.length - len(prompt) for prompt in prompts], device=model.device)
 
@@ -140,7 +151,7 @@ class _Decoder:
         import torch
 
         keep = torch.tensor(slots, device=tokens.device)
-        self.seen, self.padding = self.seen[keep], self.padding[keep]
+        self.seen, self.padding, self.greedy = self.seen[keep], self.padding[keep], self.greedy[keep]
         self.cache.batch_select_indices(keep)
         return tokens[keep]
 
@@ -148,7 +159,11 @@ class _Decoder:
         import torch
 
         self.cache = _cache(self.model, self.length + self.sampling.max_new_tokens)
-        logits = self._forward(self.ids, torch.arange(self.length, device=self.ids.device))
+        places = torch.arange(self.length, device=self.ids.device)
+        if self.shared:
+            self._forward(self.ids[:1, : self.shared], places[: self.shared])
+            self.cache.batch_repeat_interleave(len(self.ids))
+        logits = self._forward(self.ids[:, self.shared :], places[self.shared :])
         if self.samples > 1:
             self.cache.batch_repeat_interleave(self.samples)
         self.seen = self.ids.repeat_interleave(self.samples, dim=0)
@@ -166,12 +181,14 @@ class _Decoder:
         """Logits after the last of `ids` [rows, tokens], which stand at `places` [tokens] of the padded row."""
         import torch
 
-        mask = None
-        if self.padding.any():
-            mask = torch.arange(int(places[-1]) + 1, device=ids.device)[None] >= self.padding[:, None]
+        mask, positions = None, places[None]
+        if places[-1] >= self.shared and self.padding.any():  # padding stands behind the shared beginning
+            columns = torch.arange(int(places[-1]) + 1, device=ids.device)[None]
+            mask = (columns < self.shared) | (columns >= self.shared + self.padding[:, None])
+            positions = (places[None] - self.padding[:, None]).clamp(min=0)
         output = self.model(
             input_ids=ids,
-            position_ids=(places[None] - self.padding[:, None]).clamp(min=0),
+            position_ids=positions,
             attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
@@ -183,14 +200,24 @@ class _Decoder:
         """The next token of every row and its log-probability under the distribution it was drawn from."""
         import torch
 
+        likeliest = logits.argmax(dim=-1)
         if self.sampling.repetition_penalty != 1:
             logits = _penalise(logits, self.seen, self.sampling.repetition_penalty)
         if self.sampling.greedy:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
         probabilities = torch.softmax(_truncate(logits / self.sampling.temperature, self.sampling), dim=-1)
-        tokens = _invert(probabilities, self.generator)
+        tokens = _invert(probabilities, self.generator).where(~self.greedy, likeliest)
         return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def _shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all prompts begin with, at least one of each left over; 0 for a single prompt."""
+    if len(prompts) == 1:
+        return 0
+    first, last = min(prompts), max(prompts)
+    limit = min(len(prompt) for prompt in prompts) - 1
+    return next((at for at in range(limit) if first[at] != last[at]), limit)
 
 
 def _invert(probabilities: torch.Tensor, generator: torch.Generator, block: int = 256) -> torch.Tensor:

@@ -12,10 +12,9 @@ from toolkit.evaluate.record import evaluation_record, show, write_answers
 from toolkit.rundir import RunDir, write_json
 
 if TYPE_CHECKING:
-    from toolkit.engine.generate import Sampling
     from toolkit.engine.load import Policy
     from toolkit.recipe import Recipe
-    from toolkit.tasks import Row
+    from toolkit.tasks import Grade, Row
 
 GREEDY = -1
 """The sample number of the answer that was not sampled."""
@@ -60,49 +59,37 @@ def _models(run: RunDir, policy: Policy) -> list[str]:
 def _answers(
     policy: Policy, recipe: Recipe, name: str, rows: Sequence[Row], prompts: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, Any]]:
-    """Every answer of one model: greedy, then sampled at the training temperature."""
-    from toolkit.engine.arguments import greedy_sampling, training_sampling
+    """Every answer of one model: the greedy one of a row first, then those sampled at the training temperature."""
+    from toolkit.engine.arguments import training_sampling
+    from toolkit.engine.generate import generate
     from toolkit.engine.load import for_generation
 
     console.say(f"evaluating {name}: {len(rows)} rows, {recipe.eval.samples} samples each")
-    stop = policy.stop_token_ids
+    first = GREEDY if recipe.eval.greedy else 0
     with for_generation(policy, None if name == "base" else name) as model:
-        if recipe.eval.greedy:
-            yield from _asked(model, policy, recipe, name, rows, prompts, greedy_sampling(recipe, stop), samples=0)
-        sampling = training_sampling(recipe, stop)
-        yield from _asked(model, policy, recipe, name, rows, prompts, sampling, samples=recipe.eval.samples)
-
-
-def _asked(
-    model: Any,
-    policy: Policy,
-    recipe: Recipe,
-    name: str,
-    rows: Sequence[Row],
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    samples: int,
-) -> Iterator[dict[str, Any]]:
-    from toolkit.engine.generate import generate
-
-    drawn = generate(
-        model, prompts, sampling, samples=max(1, samples), seed=recipe.seed, batch_rows=recipe.eval.batch_size
-    )
+        drawn = generate(
+            model,
+            prompts,
+            training_sampling(recipe, policy.stop_token_ids),
+            samples=recipe.eval.samples,
+            seed=recipe.seed,
+            batch_rows=recipe.eval.batch_size,
+            greedy_too=recipe.eval.greedy,
+        )
     for number, completion in enumerate(drawn):
-        row = rows[completion.prompt_index]
-        text = policy.text(completion.token_ids)
-        grade = recipe.task.grade(text, row)
+        row, text = rows[completion.prompt_index], policy.text(completion.token_ids)
         yield {
             "model": name,
             "row_id": row.id,
             "question": row.question,
             "gold": row.gold,
-            "sample": number % samples if samples else GREEDY,
+            "sample": first + number % (recipe.eval.samples - first),
             "completion": text,
-            "strict": grade.strict,
-            "lenient": grade.lenient,
-            "well_formed": grade.well_formed,
+            **_graded(recipe.task.grade(text, row)),
             "tokens": len(completion.token_ids),
             "truncated": completion.truncated,
         }
+
+
+def _graded(grade: Grade) -> dict[str, bool]:
+    return {"strict": grade.strict, "lenient": grade.lenient, "well_formed": grade.well_formed}

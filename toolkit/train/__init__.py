@@ -10,7 +10,7 @@ from toolkit import console
 from toolkit.errors import DataError, EngineError, Stopped
 from toolkit.rundir import RunDir, new_run, replacing, write_json
 from toolkit.train.display import Display
-from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, write_state
+from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, step_of, write_state
 from toolkit.train.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _warm_up(
 def _reinforce(
     run: RunDir, recipe: Recipe, policy: Policy, rows: list[Row], request: StopRequest, display: Display
 ) -> None:
-    from toolkit.engine.load import adapter_fingerprint, save_adapter
+    from toolkit.engine.load import adapter_fingerprint, read_adapter_weights, save_adapter
     from toolkit.engine.trainers import run_grpo
 
     before = adapter_fingerprint(policy.model)
@@ -126,8 +126,9 @@ def _reinforce(
         display.step(recorder.grpo_step(step, logs, table))
         return request.asked
 
-    finished = run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint)
-    if not finished:
+    if checkpoint and step_of(checkpoint) >= recipe.grpo.max_steps:  # the trainer would make one step more
+        read_adapter_weights(policy, checkpoint)
+    elif not run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint):
         raise Stopped("stopped; the last step is saved", hint=f"toolkit train --resume {run.path}")
     if adapter_fingerprint(policy.model) == before:
         hint = f"no group had any spread in its rewards: toolkit check {run.recipe}"

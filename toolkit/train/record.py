@@ -93,10 +93,11 @@ def _now() -> str:
 def last_checkpoint(run: RunDir) -> Path | None:
     """The newest checkpoint that was written to its end (its state file is written last)."""
     found = [path for path in run.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return max(found, key=_step_of, default=None)
+    return max(found, key=step_of, default=None)
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """How many steps had been made when it was written."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -109,7 +110,7 @@ class Recorder:
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Forget what was recorded of this stage's steps after the checkpoint (None: of all): they are run again."""
-        step = _step_of(checkpoint) if checkpoint else 0
+        step = step_of(checkpoint) if checkpoint else 0
         lines = self._run.metrics.read_text(encoding="utf-8").splitlines() if self._run.metrics.exists() else []
         kept = [line for line in lines if _survives(line, self._stage, step)]
         with replacing(self._run.metrics) as temporary:
