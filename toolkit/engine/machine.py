@@ -5,6 +5,7 @@ It loads no model. The numbers come from torch, so the first question costs torc
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Sequence
@@ -121,6 +122,14 @@ def batch_rows(recipe: Recipe, machine: Machine) -> int:
     groups = [rows for rows in range(grpo.num_generations, total + 1, grpo.num_generations) if total % rows == 0]
     smaller = [rows for rows in range(1, total + 1) if total % rows == 0 and rows <= fits]
     return max([rows for rows in groups if rows <= fits] or smaller)
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system. glibc keeps it in pieces: tensors of ever new sizes then cost gigabytes."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # another C library
+        return
 
 
 def versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.engine.arguments import grpo_arguments, warmup_arguments
 from toolkit.engine.lean import exact_for, lean_trainer
 from toolkit.engine.load import Policy, quiet_progress
+from toolkit.engine.machine import return_memory
 from toolkit.engine.rollout import ROW_COLUMN, RewardRecorder, rollouts
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def _after_each_step(on_step: Callable[[int, dict[str, Any]], bool]) -> Any:
         """Hands each step's log to the caller, who may ask to stop; what was reached is saved then."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            return_memory()
             if logs and "loss" in logs and on_step(state.global_step, logs):
                 control.should_save = True
                 control.should_training_stop = True
