@@ -17,7 +17,7 @@ def test_the_tree_names_every_module_and_no_other() -> None:
     there = {
         path.name + ("/" if path.is_dir() else "")
         for path in (ROOT / "toolkit").iterdir()
-        if not path.name.startswith("__")
+        if not path.name.startswith(("_", "."))
     }
     top = {"recipes/", "requirements/", "scripts/", "tests/", "docs/", "runs/", "exports/", "ci/"}
     assert named - top == there

@@ -267,9 +267,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 
 def greedy_text(recipe: Recipe, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Greedy token ids by the toolkit and by `model.generate`, adapter on, in the process that trains."""
-    import torch
-
     from dataclasses import replace
+
+    import torch
 
     from toolkit.engine.arguments import training_sampling
     from toolkit.engine.generate import generate
