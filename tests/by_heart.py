@@ -16,7 +16,7 @@ from toolkit.recipe import Recipe
 from toolkit.rundir import RunDir, write_json
 
 RIGHT = {"None": 0, "warmup": 1, "tuned": 2}
-"""How many of its samples of each row a model gets right. Greedy answers are the first sample."""
+"""How many of its samples of each row a model gets right. Its greedy answer is as its first sample."""
 
 
 class ByHeart:
@@ -44,10 +44,12 @@ class Asked:
 
     def generate(self, _model: Any, prompts: Any, sampling: Sampling, **settings: Any) -> list[Completion]:
         self.calls.append({"adapter": self.adapter, "prompts": prompts, "sampling": sampling, **settings})
-        right = RIGHT[str(self.adapter)]
-        ids = [[prompt[0], int(sample < right)] for prompt in prompts for sample in range(settings["samples"])]
-        count = settings["samples"]
-        return [Completion(at // count, token_ids, [0.0, 0.0], truncated=False) for at, token_ids in enumerate(ids)]
+        right, first = RIGHT[str(self.adapter)], -1 if settings["greedy_too"] else 0
+        return [
+            Completion(index, [prompt[0], int(max(sample, 0) < right)], [0.0, 0.0], truncated=False)
+            for index, prompt in enumerate(prompts)
+            for sample in range(first, settings["samples"])
+        ]
 
     @contextmanager
     def for_generation(self, _policy: Any, adapter: str | None) -> Iterator[Any]:

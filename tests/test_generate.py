@@ -97,6 +97,35 @@ def test_completions_come_in_the_order_of_prompts_and_samples(llama: Any) -> Non
     assert [completion.prompt_index for completion in drawn] == [index for index in range(6) for _ in range(3)]
 
 
+SYSTEM = [41, 42, 43, 44, 45, 46, 47, 48, 49, 50]
+TOGETHER = ([*SYSTEM, 5], [*SYSTEM, 5, 6, 7, 8, 9, 10], [*SYSTEM, *range(60, 80)], [*SYSTEM, 5, 6, 90])
+"""Prompts that begin alike, of different lengths: one prefill of what they share, padding behind it."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+@pytest.mark.parametrize(
+    "prompts", [TOGETHER, [*TOGETHER, SYSTEM], [*TOGETHER, [7]]], ids=["alike", "prefix", "unlike"]
+)
+def test_prompts_that_begin_alike_do_not_disturb_each_other(
+    kind: str, prompts: list[list[int]], request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    expected = [by_transformers(model, list(prompt), 20, eos_token_id=None) for prompt in prompts]
+    assert ids_of(generate(model, prompts, replace(GREEDY, max_new_tokens=20))) == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_a_greedy_answer_before_the_samples_is_the_greedy_answer(kind: str, request: pytest.FixtureRequest) -> None:
+    """It stands before each prompt's samples, is not drawn, and does not change what is drawn beside it."""
+    model = request.getfixturevalue(kind)
+    sampling = Sampling(max_new_tokens=20, stop_token_ids=tuple(range(0, 256, 9)), top_p=0.9)
+    drawn = generate(model, TOGETHER, sampling, samples=2, seed=5, greedy_too=True)
+    assert [row.prompt_index for row in drawn] == [index for index in range(4) for _ in range(3)]
+    greedy = generate(model, TOGETHER, replace(sampling, temperature=0.0))
+    assert ids_of(drawn[::3]) == ids_of(greedy) and [r.truncated for r in drawn[::3]] == [r.truncated for r in greedy]
+    assert len({tuple(row.token_ids) for row in drawn}) > 8
+
+
 def with_stops(model: Any, prompts: Any, stops: tuple[int, ...], count: int = 30) -> list[list[int]]:
     """What each prompt gives alone, without a stop, cut behind its first stop token."""
     texts = [by_transformers(model, prompt, count, eos_token_id=None) for prompt in prompts]

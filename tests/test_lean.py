@@ -49,7 +49,7 @@ def test_loss_and_gradient_are_those_of_trl(loss: str, unsloth_process: Ask, tin
 def test_a_whole_training_ends_where_trls_ends(
     settings: dict[str, Any], unsloth_process: Ask, tiny_checkpoint: Path
 ) -> None:
-    """Rollouts, rewards, batches and steps, half of the groups without spread. (bnpo: one batch, as its mean is per batch.)"""
+    """Rollouts, rewards, batches, steps; half of the groups without spread. (bnpo's mean is per batch: one batch there.)"""
     recipe = small_recipe(str(tiny_checkpoint), grpo=SGD | settings)
     found = unsloth_process(unsloth_side.lean_and_trl, recipe)
     assert found["moved"] > 0.1

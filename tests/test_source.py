@@ -24,11 +24,16 @@ pytest_plugins = ("shared",)
 
 NASTY = (
     "", " ", "  ", "\n", "\n\n\n", " \n \t\r\n", "\u00a0\u2003x\u200b", "a  b   c    d", "  12", "12  34", "1234567890",
-    "3.14159 1,248 -7 1e-5 0x1F ½ ² ٣٤ １２", "47 + 38 = 85", "don't I'LL we've y'all 'tis O'Neill's", "naïve Ünïcode ÅÄÖ ß",
-    "e\u0301 vs é, ﬁ, Ⅳ", "漢字かなカナ 한국어 Ελληνικά العربية עברית ไทย हिन्दी", "🙂👨‍👩‍👧‍👦🏳️‍🌈", "\ufeffbom", "tab\tand\vfeed\f",
-    "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_start|><|endoftext|>", "<|im_start |> <|im_end", "<repo_name>x<file_sep>",
-    "<reasoning>\n47 + 38 = 85\n</reasoning>\n<answer>\n85\n</answer>", "def f(x):\n\treturn x**2  # ok\n\n\n", "{\"a\": [1, 2, {}]}",
-    "https://example.org/a_b?c=%20&d=1#e", "CamelCaseAndsnake_case and-hyphens", "!!!???...---===", "\x00\x07", "a" * 300, "ab " * 50,
+    "3.14159 1,248 -7 1e-5 0x1F ½ ² ٣٤ １２", "47 + 38 = 85", "don't I'LL we've y'all 'tis O'Neill's",
+    "naïve Ünïcode ÅÄÖ ß",
+    "e\u0301 vs é, ﬁ, Ⅳ", "漢字かなカナ 한국어 Ελληνικά العربية עברית ไทย हिन्दी", "🙂👨‍👩‍👧‍👦🏳️‍🌈",
+    "\ufeffbom", "tab\tand\vfeed\f",
+    "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_start|><|endoftext|>", "<|im_start |> <|im_end",
+    "<repo_name>x<file_sep>",
+    "<reasoning>\n47 + 38 = 85\n</reasoning>\n<answer>\n85\n</answer>", "def f(x):\n\treturn x**2  # ok\n\n\n",
+    "{\"a\": [1, 2, {}]}",
+    "https://example.org/a_b?c=%20&d=1#e", "CamelCaseAndsnake_case and-hyphens", "!!!???...---===", "\x00\x07",
+    "a" * 300, "ab " * 50,
     "$1,234.56 + 7% = \\frac{1}{2}",
 )  # fmt: skip
 

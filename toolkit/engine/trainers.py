@@ -82,7 +82,7 @@ def build_grpo_trainer(
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
     lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)
-    kind = lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
+    kind: Any = lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
     trainer = kind(
         model=policy.model,
         args=trl.GRPOConfig(**grpo_arguments(recipe, policy.setting, folder)),
