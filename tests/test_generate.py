@@ -98,20 +98,24 @@ def test_completions_come_in_the_order_of_prompts_and_samples(llama: Any) -> Non
 
 
 SYSTEM = [41, 42, 43, 44, 45, 46, 47, 48, 49, 50]
-TOGETHER = ([*SYSTEM, 5], [*SYSTEM, 5, 6, 7, 8, 9, 10], [*SYSTEM, *range(60, 80)], [*SYSTEM, 5, 6, 90])
-"""Prompts that begin alike, of different lengths: one prefill of what they share, padding behind it."""
+ALIKE = [[*SYSTEM, 5], [*SYSTEM, 5, 6, 7, 8, 9, 10], [*SYSTEM, *range(60, 80)], [*SYSTEM, 5, 6, 90]]
+TOGETHER = {
+    "alike": ALIKE,
+    "one is the beginning of all": [*ALIKE, SYSTEM],
+    "one is unlike": [*ALIKE, [7]],
+    "alike and equally long": [[*SYSTEM, token, 5] for token in (1, 2, 3)],
+}
+"""Batches with one prefill of what all prompts share, or padding, or both."""
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
-@pytest.mark.parametrize(
-    "prompts", [TOGETHER, [*TOGETHER, SYSTEM], [*TOGETHER, [7]]], ids=["alike", "prefix", "unlike"]
-)
+@pytest.mark.parametrize("batch", TOGETHER)
 def test_prompts_that_begin_alike_do_not_disturb_each_other(
-    kind: str, prompts: list[list[int]], request: pytest.FixtureRequest
+    kind: str, batch: str, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(kind)
-    expected = [by_transformers(model, list(prompt), 20, eos_token_id=None) for prompt in prompts]
-    assert ids_of(generate(model, prompts, replace(GREEDY, max_new_tokens=20))) == expected
+    expected = [by_transformers(model, prompt, 20, eos_token_id=None) for prompt in TOGETHER[batch]]
+    assert ids_of(generate(model, TOGETHER[batch], replace(GREEDY, max_new_tokens=20))) == expected
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
@@ -119,9 +123,9 @@ def test_a_greedy_answer_before_the_samples_is_the_greedy_answer(kind: str, requ
     """It stands before each prompt's samples, is not drawn, and does not change what is drawn beside it."""
     model = request.getfixturevalue(kind)
     sampling = Sampling(max_new_tokens=20, stop_token_ids=tuple(range(0, 256, 9)), top_p=0.9)
-    drawn = generate(model, TOGETHER, sampling, samples=2, seed=5, greedy_too=True)
+    drawn = generate(model, ALIKE, sampling, samples=2, seed=5, greedy_too=True)
     assert [row.prompt_index for row in drawn] == [index for index in range(4) for _ in range(3)]
-    greedy = generate(model, TOGETHER, replace(sampling, temperature=0.0))
+    greedy = generate(model, ALIKE, replace(sampling, temperature=0.0))
     assert ids_of(drawn[::3]) == ids_of(greedy) and [r.truncated for r in drawn[::3]] == [r.truncated for r in greedy]
     assert len({tuple(row.token_ids) for row in drawn}) > 8
 

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine.lean import exact_for
+
 if TYPE_CHECKING:
     import torch
 
@@ -107,7 +109,9 @@ class _Decoder:
         self.samples = samples + greedy_too
         self.greedy = torch.arange(len(prompts) * self.samples, device=model.device) % self.samples < greedy_too
         self.length = max(len(prompt) for prompt in prompts)
-        self.shared = _shared_beginning(prompts)
+        # Padding behind the shared beginning would take up room in a sliding window.
+        alike = exact_for(model) or all(len(prompt) == self.length for prompt in prompts)
+        self.shared = _shared_beginning(prompts) if alike else 0
         # Padding repeats the prompt's own first token: a token that a repetition penalty has seen anyway.
         padded = [
             [*prompt[: self.shared], *[prompt[0]] * (self.length - len(prompt)), *prompt[self.shared :]]
