@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hub_stand_in import TOKEN, Hub, running_hub
-from shared import child_environment
+from models import child_environment
 from toolkit.errors import ToolkitError
 from toolkit.export import ExportedFile, ExportRecord
 from toolkit.hub import push_export, verified_files

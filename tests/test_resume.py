@@ -134,11 +134,13 @@ def test_a_run_that_learned_nothing_is_an_error_and_has_no_adapter(unsloth_proce
 
 OVERRIDES = (
     "warmup.max_steps=4", "warmup.batch_size=2", "warmup.learning_rate=2e-3", "grpo.max_completion_length=20",
-    "grpo.warmup_steps=0", "grpo.save_steps=2", "task.train_rows=32", "rewards=[{name: xmlcount, legacy: true}]",
+    "grpo.prompts_per_step=1", "grpo.per_device_train_batch_size=4", "grpo.warmup_steps=0", "grpo.save_steps=2",
+    "task.train_rows=32", "rewards=[{name: xmlcount, legacy: true}]",
 )  # fmt: skip
 """Less work than the smoke recipe, and a reward that differs among the beginnings of answers."""
 
 
+@pytest.mark.usefixtures("smollm2")
 def test_a_run_that_was_killed_and_then_stopped_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     """SIGKILL after the first step, resumed; Ctrl-C after its first step, resumed: the same run to the bit."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"

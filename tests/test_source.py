@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy as copy_of
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,22 @@ def test_a_conversion_that_fails_leaves_nothing(file: Path, tmp_path: Path, monk
     for _ in range(2):
         with pytest.raises(EngineError):
             converted(file)
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
+
+
+def test_two_runs_that_start_together_convert_once(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def slowly(_: Path, folder: Path) -> None:
+        made.append(folder)
+        time.sleep(0.3)
+        folder.mkdir()
+
+    monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(gguf_checkpoint, "_convert", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(converted, [file, file])
+    assert one == other and len(made) == 1
 
 
 def test_the_tokenizer_knows_where_an_answer_ends(tokenizer: Any, smollm2: Path, file: Path) -> None:
@@ -207,7 +224,7 @@ def test_a_tokenizer_that_cannot_be_rebuilt_is_an_error(
     with pytest.raises(EngineError, match="cannot be rebuilt") as caught:
         converted(copy)
     assert caught.value.exit_code == 2 and caught.value.hint
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
 
 
 def test_the_fingerprint_is_of_the_weights(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from models import small_recipe
 from run_files import lines, steps
-from toolkit.errors import DataError
+from toolkit.engine.rollout import ROW_COLUMN, RewardRecorder
+from toolkit.errors import DataError, EngineError
+from toolkit.rewards import RewardBase
 from toolkit.rundir import RunDir
 from toolkit.tasks.base import Row
 from toolkit.train import _examples, _short_enough
@@ -204,3 +206,51 @@ def test_without_a_terminal_each_step_is_one_plain_line(capsys: pytest.CaptureFi
     assert shown[0].startswith("warm-up 2/2") and shown[1] == LOSS_NOTE and len(shown) == 4
     assert shown[2].split("  ")[0] == "step 1/2" and "reward 1.25 ± 0.50" in shown[2] and "no spread 50%" in shown[2]
     assert "left 0:00:02" in shown[2] and "left 0:00:00" in shown[3]
+
+
+# What TRL calls: the recipe's rewards, and the table of what they paid.
+
+
+class Judge(RewardBase):
+    """Pays what the text says, in figures; nothing can be said of other texts."""
+
+    name: str = "judge"
+
+    def score(self, text: str, row: Row) -> float | None:
+        return float(text) if text else None
+
+
+def paid(texts: list[str], *rewards: RewardBase) -> tuple[list[Any], list[dict[str, Any]]]:
+    recorder = RewardRecorder(rewards, {row.id: row for row in rows(3)})
+    columns = {ROW_COLUMN: ["0"] * len(texts), "completion_ids": [[1] * len(text) for text in texts], "more": 1}
+    values = [
+        function(completions=[[{"content": text}] for text in texts], **columns) for function in recorder.functions
+    ]
+    return values, recorder.take() + recorder.take()
+
+
+def test_every_completion_is_kept_with_what_each_reward_paid() -> None:
+    values, table = paid(["1", "2.5"], Judge(weight=2.0), Judge(name="again", weight=-1.0))
+    assert values == [[1.0, 2.5], [1.0, 2.5]]
+    assert [entry["reward"] for entry in table] == [1.0, 2.5]
+    assert table[1] == {
+        "row_id": "0", "prompt": "xxx", "gold": "1", "completion": "2.5", "tokens": 3, "reward/judge": 2.5,
+        "reward/again": 2.5, "reward": 2.5,
+    }  # fmt: skip
+
+
+def test_a_reward_that_cannot_judge_adds_nothing_to_the_total() -> None:
+    values, table = paid(["", "3"], Judge())
+    assert values == [[None, 3.0]]
+    assert [entry["reward"] for entry in table] == [0.0, 3.0] and table[0]["reward/judge"] is None
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_no_number_stops_the_training_and_is_named(text: str) -> None:
+    with pytest.raises(EngineError, match=f"judge gave {text} for row 0"):
+        paid([text], Judge())
+
+
+def test_the_functions_carry_the_rewards_names_which_trl_logs() -> None:
+    recorder = RewardRecorder([Judge(), Judge(name="again")], {})
+    assert [function.__name__ for function in recorder.functions] == ["judge", "again"]

@@ -7,6 +7,9 @@ file's own metadata here, and the result is compared with llama.cpp's tokenizer 
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +54,21 @@ def converted(file: Path) -> Path:
     """The checkpoint folder of this GGUF file: made once, found by the hash of the file's bytes."""
     folder = cache_folder() / "checkpoints" / f"{file.stem}-{sha256_of(file)[:16]}-v{LAYOUT}"
     if not folder.is_dir():
-        console.say(f"turning {console.untrusted(file.name)} into a checkpoint (once)")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(folder) as temporary:
-            _convert(file, temporary)
+        with _one_process(folder):
+            if not folder.is_dir():
+                console.say(f"turning {console.untrusted(file.name)} into a checkpoint (once)")
+                with replacing(folder) as temporary:
+                    _convert(file, temporary)
     return folder
+
+
+@contextmanager
+def _one_process(folder: Path) -> Iterator[None]:
+    """A second run that starts meanwhile waits, instead of replacing a checkpoint that the first has open."""
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _convert(file: Path, folder: Path) -> None:
