@@ -220,7 +220,7 @@ def test_a_tokenizer_that_cannot_be_rebuilt_is_an_error(
 ) -> None:
     """A rule of llama.cpp that is not in the table, and splits otherwise than the one that transformers assumes."""
     monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path))
-    edit_gguf(copy, tokenizer__ggml__pre="deepseek-llm")
+    edit_gguf(copy, tokenizer__ggml__pre="falcon")
     with pytest.raises(EngineError, match="cannot be rebuilt") as caught:
         converted(copy)
     assert caught.value.exit_code == 2 and caught.value.hint
