@@ -219,7 +219,7 @@ def _shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     """How many tokens all prompts begin with, at least one of each left over; 0 for a single prompt."""
     if len(prompts) == 1:
         return 0
-    first, last = min(prompts), max(prompts)
+    first, last = min(prompts, key=list), max(prompts, key=list)
     limit = min(len(prompt) for prompt in prompts) - 1
     return next((at for at in range(limit) if first[at] != last[at]), limit)
 
@@ -326,16 +326,16 @@ def _cache(model: Any, capacity: int) -> Any:
 
 
 def _append(
-    room: torch.Tensor | None, view: torch.Tensor, new: torch.Tensor, start: int, capacity: int
+    room: torch.Tensor | None, view: torch.Tensor | None, new: torch.Tensor, start: int, capacity: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write `new` [rows, heads, tokens, size] behind the `start` tokens of `view`: (buffer, view of what is filled).
 
     In place while `view` still lies in the buffer `room`; after rows were repeated or removed a new buffer is made.
     """
     rows, heads, tokens, size = new.shape
-    if room is None or room.data_ptr() != view.data_ptr():
+    if room is None or view is None or room.data_ptr() != view.data_ptr():
         room = new.new_empty(rows, heads, capacity, size)
-        if start:
+        if start and view is not None:
             room[:, :, :start] = view
     room[:, :, start : start + tokens] = new
     return room, room[:, :, : start + tokens]
