@@ -55,7 +55,7 @@ class Display:
         total = self._recipe.grpo.max_steps
         facts = self._facts(metrics, total)
         line = f"step {metrics['step']}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
-        self._show(self._bar("GRPO", metrics["step"], total, facts), line, last=metrics["step"] == total)
+        self._show(self._bar("GRPO", metrics["step"], total, facts), line)
 
     def _facts(self, metrics: dict[str, Any], total: int) -> dict[str, str]:
         recent = self._seconds[-10:]
@@ -84,7 +84,8 @@ class Display:
         whole.add_row(grid)
         return Panel.fit(whole, title=f"{title} {step}/{total}", title_align="left")
 
-    def _show(self, panel: RenderableType, line: str, *, last: bool) -> None:
+    def _show(self, panel: RenderableType, line: str, *, last: bool = False) -> None:
+        """`last`: another panel takes this one's place, so it is left above it."""
         if self._live:
             self._live.update(panel, refresh=True)
             if last:
