@@ -40,7 +40,7 @@ def answers(
 
 BASE = {"a": [0, 0], "b": [0, 1], "c": [0, 0], "d": [1, 1]}
 WARM = {"a": [0, 1], "b": [0, 1], "c": [0, 1], "d": [1, 1]}
-TUNED = {"d": [1, 1], "c": [1, 1], "b": [0, 0], "a": [1, 1]}  # in another order: pairs go by row, not by place
+TUNED = {"d": [1, 1], "c": [1, 1], "b": [0, 0], "a": [1, 1]}
 
 
 def record_of(*models: tuple[str, dict[str, list[int]]]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_differences_are_after_minus_before_and_paired_by_row() -> None:
 def test_pairing_narrows_the_interval() -> None:
     """Rows of very different difficulty, each a little better after: unpaired, the difference would drown."""
     before = {f"r{i:03}": [i % 2, i % 2, i % 2, 0] for i in range(100)}
-    after = {row: [*given[:3], 1] for row, given in before.items()}
+    after = {row: [*given[:3], 1] for row, given in reversed(before.items())}  # pairs go by row, not by place
     record = record_of(("base", before), ("tuned", after))
     assert record["differences"]["tuned-base"] == {
         "delta": 0.25, "ci95": [0.25, 0.25], "lenient": {"delta": 0.25, "ci95": [0.25, 0.25]},

@@ -226,6 +226,16 @@ def test_even_extreme_draws_give_a_token_with_mass(number: float, monkeypatch: p
     assert int(module._invert(spread, torch.Generator())) % 2 == 1
 
 
+def test_a_draw_behind_the_last_token_gives_the_last_token_with_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's mass is summed in another order than its running sum, so that it can be larger by a rounding."""
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, 1.0 - 2**-24))
+    probabilities = torch.softmax(torch.randn(500, 200, generator=torch.Generator().manual_seed(0)), dim=-1)
+    probabilities[:, -3:] = 0.0
+    beyond = probabilities.sum(dim=-1) * (1.0 - 2**-24) >= probabilities.cumsum(dim=-1)[:, -1]
+    assert beyond.sum() > 50, "the case must occur"
+    assert module._invert(probabilities, torch.Generator())[beyond].tolist() == [196] * int(beyond.sum())
+
+
 def test_rows_are_drawn_independently() -> None:
     probabilities = torch.full((64, 300), 1 / 300)
     tokens = module._invert(probabilities, torch.Generator().manual_seed(2))
