@@ -122,12 +122,17 @@ def test_a_finished_run_is_not_trained_again(uninterrupted: RunDir, unsloth_proc
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.path.rglob("*")} == before
 
 
-def test_a_run_that_learned_nothing_is_an_error_and_has_no_adapter(unsloth_process: Ask, tiny: Any) -> None:
-    """The recipe's own rewards: random text never hits them, all groups are without spread."""
-    found = unsloth_process(unsloth_side.train_tiny, tiny, None, None, False)
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_a_run_that_learned_nothing_is_an_error_and_has_no_adapter(
+    beta: float, unsloth_process: Ask, tiny: Any
+) -> None:
+    """The recipe's own rewards: random text never hits them. With a KL term TRL's loss moves the adapter all the same."""
+    recipe = tiny.model_copy(update={"grpo": tiny.grpo.model_copy(update={"beta": beta})})
+    found = unsloth_process(unsloth_side.train_tiny, recipe, None, None, False)
+    run = RunDir(Path(found["run"]))
     assert (found["raised"], found["exit_code"]) == ("EngineError", 2)
-    assert read_state(RunDir(Path(found["run"])))["state"] == "failed"
-    assert not RunDir(Path(found["run"])).adapter.exists()
+    assert {line["dead_groups"] for line in lines(run) if line["stage"] == "grpo"} == {1.0}
+    assert read_state(run)["state"] == "failed" and not run.adapter.exists()
 
 
 # The real model in processes of its own, as a user runs and stops them.

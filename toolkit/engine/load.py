@@ -119,7 +119,7 @@ def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
 
 
 def adapter_fingerprint(model: Any) -> str:
-    """A hash of the adapter's weights: unchanged after training means that nothing was learned."""
+    """A hash of the adapter's weights: unchanged after training, nothing was learned."""
     import hashlib
 
     import torch

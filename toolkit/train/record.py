@@ -148,6 +148,12 @@ class Recorder:
         self._write_completions(step, table)
         return self._append({"stage": self._stage, "step": step, **named, "rewards": rewards, **speed})
 
+    def saw_spread(self) -> bool:
+        """Whether in any GRPO step of the run any group's completions earned different rewards."""
+        lines = map(json.loads, self._run.metrics.read_text(encoding="utf-8").splitlines())
+        shares = [line["dead_groups"] for line in lines if line["stage"] == "grpo"]
+        return any(share is not None and share < 1 for share in shares)
+
     def _write_completions(self, step: int, table: list[dict[str, Any]]) -> None:
         import pyarrow
         from pyarrow import parquet
