@@ -22,7 +22,6 @@ class Display:
         self._recipe = recipe
         self._live: Any = None
         self._seconds: list[float] = []
-        self._first: float | None = None
 
     def __enter__(self) -> Display:
         if console.is_live():
@@ -48,9 +47,8 @@ class Display:
 
     def step(self, metrics: dict[str, Any]) -> None:
         """Show a GRPO step."""
-        if self._first is None:
+        if not self._seconds:
             console.say(LOSS_NOTE)
-            self._first = metrics["reward"]
         self._seconds.append(metrics["seconds"])
         total = self._recipe.grpo.max_steps
         facts = self._facts(metrics, total)
