@@ -1,208 +1,41 @@
-"""For every key of a recipe: another value, what is built from it, and what must be built then. Used by two test files."""
+"""The effect of every key of a recipe; those of tasks and rewards come from their own files. Used by two test files."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any, get_args
 
-import pytest
 from pydantic import BaseModel
 
-from by_heart import evaluate
+from effects import (
+    CLASSIC,
+    GPU,
+    REWARD_BASES,
+    TASK_BASES,
+    Effect,
+    description,
+    evaluated,
+    exported,
+    grpo,
+    load,
+    lora,
+    pushed,
+    rows_short_enough,
+    sampled,
+    setting,
+    several,
+    source,
+    warmup,
+    warmup_rows,
+)
 from models import small_recipe
-from toolkit.engine import arguments, machine
-from toolkit.engine.machine import Machine, Setting
-from toolkit.recipe import Recipe, list_recipes
+from reward_keys import REWARD_EFFECTS
+from task_keys import TASK_EFFECTS
+from toolkit.engine import arguments
+from toolkit.recipe import Recipe
 from toolkit.rewards import REWARDS
-from toolkit.rundir import write_json
 from toolkit.tasks import TASKS
-from toolkit.tasks.base import Row
 
-CPU = Machine("cpu", bf16=True, name="a CPU", threads=2, memory_gib=8.0)
-GPU = Machine("cuda", bf16=True, name="a GPU", threads=8, memory_gib=64.0)
-
-FILES = {
-    "train": [{"question": f"What is {n} + 1?", "answer": f"Add one. #### {n + 1}"} for n in range(5)],
-    "heldout": [{"question": f"What is {n} + 2?", "answer": f"Add two. #### {n + 2}"} for n in range(5)],
-}
-QUESTIONS = {split: [record["question"] for record in records] for split, records in FILES.items()}
-TASK_BASES: dict[str, dict[str, Any]] = {
-    "gsm8k": {"name": "gsm8k", "train_file": "train.jsonl", "heldout_file": "heldout.jsonl"},
-    "reasoning_gym": {"name": "reasoning_gym", "dataset": "chain_sum", "train_rows": 12, "heldout_rows": 4},
-}
-REWARD_BASES = [{"name": name} for name in REWARDS]
-
-Read = Callable[[Recipe], Any]
-SAME: Any = object()
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A key's other value, what is built from a recipe, and what is expected of it with that value: the value itself."""
-
-    value: Any
-    read: Read
-    expected: Any = SAME
-    given: dict[str, Any] = field(default_factory=dict)
-    """Keys that both recipes need for this one to matter."""
-
-
-def setting(recipe: Recipe, on: Machine = CPU) -> Setting:
-    return machine.resolve(recipe, on)
-
-
-def grpo(name: str, on: Machine = CPU) -> Read:
-    return lambda recipe: arguments.grpo_arguments(recipe, setting(recipe, on), Path("folder"))[name]
-
-
-def warmup(name: str) -> Read:
-    return lambda recipe: arguments.warmup_arguments(recipe, setting(recipe), Path("folder"))[name]
-
-
-def load(name: str, on: Machine = CPU) -> Read:
-    return lambda recipe: arguments.load_arguments(recipe, setting(recipe, on), "source")[name]
-
-
-def lora(name: str) -> Read:
-    return lambda recipe: arguments.adapter_arguments(recipe)[name]
-
-
-def several(*reads: Read) -> Read:
-    return lambda recipe: [read(recipe) for read in reads]
-
-
-def sampled(name: str) -> Read:
-    """What TRL is told and what the toolkit's own generation does."""
-    return several(grpo(name), lambda recipe: getattr(arguments.training_sampling(recipe, ()), name))
-
-
-def evaluated(read: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> Read:
-    def run(recipe: Recipe) -> Any:
-        folder = Path(f"run{len(list(Path().iterdir()))}")
-        return read(*evaluate(recipe, folder))
-
-    return run
-
-
-def exported(name: str) -> Read:
-    """What `toolkit export` asks of the export step."""
-
-    def run(recipe: Recipe) -> Any:
-        from toolkit.cli import verbs
-
-        write_json(Path("runs/one/recipe.json"), recipe.model_dump(mode="json"))
-        asked: dict[str, Any] = {}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "toolkit.export.export_run", lambda _, **given: asked.update(given) or SimpleNamespace(folder=Path())
-            )
-            verbs._export(argparse.Namespace(run="runs/one", format=None, note_folder=None))
-        return asked[name]
-
-    return run
-
-
-def pushed(name: str) -> Read:
-    """What `toolkit push` asks of the Hub."""
-
-    def run(recipe: Recipe) -> Any:
-        from toolkit.hub import push_export
-
-        folder = Path("exports/one")
-        write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Asked) as asked:
-            patch.setattr("toolkit.hub._api", lambda: None)
-            patch.setattr("toolkit.hub.verified_files", lambda _: ["model.gguf"])
-            patch.setattr("toolkit.hub._prepare_repo", _stop_with_arguments)
-            push_export(folder)
-        return asked.value.args[0][name]
-
-    return run
-
-
-class Asked(Exception):
-    """Carries what was asked, from where a step would leave this machine."""
-
-
-def _stop_with_arguments(_: Any, repo: str, *, private: bool, recipe: Path) -> None:
-    raise Asked({"repo": repo, "private": private})
-
-
-def rows(split: Any, read: Callable[[Row], Any]) -> Read:
-    return lambda recipe: [read(row) for row in recipe.task.rows(split)]
-
-
-def count(split: Any) -> Read:
-    return lambda recipe: len(recipe.task.rows(split))
-
-
-def question(row: Row) -> str:
-    return row.question
-
-
-def first_message(recipe: Recipe) -> dict[str, str]:
-    return recipe.task.messages(recipe.task.rows("heldout")[0])[0]
-
-
-def description(recipe: Recipe) -> str:
-    """As `toolkit recipes` lists it."""
-    Path("recipes").mkdir(exist_ok=True)
-    Path("recipes/mine.yaml").write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
-    return next(entry.description for entry in list_recipes() if entry.name == "mine")
-
-
-def rows_short_enough(recipe: Recipe) -> int:
-    """How many of the rows training keeps, where a prompt is as long as its question."""
-    from toolkit.train import _short_enough
-
-    policy: Any = SimpleNamespace(prompt_ids=lambda messages: list(messages[-1]["content"]))
-    return len(_short_enough(policy, recipe, recipe.task.rows("train")))
-
-
-def warmup_rows(recipe: Recipe) -> int:
-    from toolkit.train import _examples
-
-    return len(_examples(recipe, recipe.task.rows("train")))
-
-
-def source(recipe: Recipe) -> str:
-    from toolkit.engine.source import training_source
-
-    return training_source(recipe.model)
-
-
-def score(name: str, text: str) -> Read:
-    row = Row("row", "What is 1 + 1?", "2")
-    return lambda recipe: next(reward.score(text, row) for reward in recipe.rewards if reward.name == name)
-
-
-def weight(name: str) -> Read:
-    """What TRL multiplies with, and what the record of completions does."""
-
-    def recorded(recipe: Recipe) -> float:
-        from toolkit.engine.rollout import ROW_COLUMN, RewardRecorder
-
-        recorder = RewardRecorder(recipe.rewards, {"row": Row("row", "What is 1 + 1?", "2")})
-        text = "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
-        for function in recorder.functions:
-            function(completions=[[{"content": text}]], completion_ids=[[1, 2]], **{ROW_COLUMN: ["row"]})
-        (entry,) = recorder.take()
-        paid = sum(entry[f"reward/{reward.name}"] for reward in recipe.rewards if reward.name != name)
-        return (entry["reward"] - paid) / entry[f"reward/{name}"]
-
-    at = list(REWARDS).index(name)
-    return several(
-        lambda recipe: arguments.grpo_arguments(recipe, setting(recipe), Path())["reward_weights"][at], recorded
-    )
-
-
-NO_TAGS = "2"
-LINES = "<reasoning>\n1\n2\n</reasoning>\n<answer>\n2\n</answer>\n"
 WITH_GPU = {"model.fast_inference": True}
 
 EFFECTS: dict[str, Effect] = {
@@ -290,26 +123,8 @@ EFFECTS: dict[str, Effect] = {
     "export.gguf": Effect(["q8_0"], exported("quants")),
     "hub.repo": Effect("me/mine", pushed("repo"), given={"hub.repo": "me/other"}),
     "hub.private": Effect(False, pushed("private"), given={"hub.repo": "me/other"}),
-    "task.gsm8k.system_prompt": Effect("Be brief.", first_message, {"role": "system", "content": "Be brief."}),
-    "task.gsm8k.train_file": Effect("heldout.jsonl", rows("train", question), QUESTIONS["heldout"]),
-    "task.gsm8k.heldout_file": Effect("train.jsonl", rows("heldout", question), QUESTIONS["train"]),
-    "task.gsm8k.max_train": Effect(3, count("train")),
-    "task.gsm8k.max_heldout": Effect(3, count("heldout")),
-    "task.reasoning_gym.system_prompt": Effect("Be brief.", first_message, {"role": "system", "content": "Be brief."}),
-    "task.reasoning_gym.dataset": Effect("gcd", rows("train", question), None),
-    "task.reasoning_gym.parameters": Effect(
-        {"min_terms": 3, "max_terms": 3}, rows("train", lambda row: str(row.level).split(",")[0]), ["3 terms"] * 12
-    ),
-    "task.reasoning_gym.train_rows": Effect(9, count("train")),
-    "task.reasoning_gym.heldout_rows": Effect(9, count("heldout")),
-    "task.reasoning_gym.train_seed": Effect(77, rows("train", question), None),
-    "task.reasoning_gym.heldout_seed": Effect(77, rows("heldout", question), None),
-    **{f"rewards.{name}.weight": Effect(0.25, weight(name), [0.25, 0.25]) for name in REWARDS},
-    "rewards.xmlcount.legacy": Effect(True, score("xmlcount", "<reasoning>\n"), 0.125),
-    "rewards.soft_format.legacy": Effect(True, score("soft_format", LINES), 0.0),
-    "rewards.strict_format.legacy": Effect(True, score("strict_format", LINES), 0.0),
-    "rewards.integer.legacy": Effect(True, score("integer", NO_TAGS), 0.5),
-    "rewards.correctness.legacy": Effect(True, score("correctness", NO_TAGS), 2.0),
+    **TASK_EFFECTS,
+    **REWARD_EFFECTS,
 }  # fmt: skip
 
 
@@ -340,9 +155,12 @@ def _leaves_of(key: str, annotation: Any) -> Iterator[str]:
 
 
 def with_values(*values: dict[str, Any]) -> Recipe:
-    """The small recipe with all rewards and these dotted keys."""
-    plain = small_recipe("org/base", rewards=REWARD_BASES, eval={"rows": 4, "samples": 2}).model_dump(mode="json")
-    for key, value in {key: value for given in values for key, value in given.items()}.items():
+    """The small recipe with the classic rewards, those that are named, and these dotted keys."""
+    wanted = {key: value for given in values for key, value in given.items()}
+    named = [key.split(".")[1] for key in wanted if key.startswith("rewards.")]
+    rewards = [REWARD_BASES[name] for name in dict.fromkeys([*CLASSIC, *named])]
+    plain = small_recipe("org/base", rewards=rewards, eval={"rows": 4, "samples": 2}).model_dump(mode="json")
+    for key, value in wanted.items():
         *path, last = key.split(".")
         place: Any = plain
         if path[:1] == ["task"]:
@@ -356,4 +174,8 @@ def with_values(*values: dict[str, Any]) -> Recipe:
 
 
 def base_of(key: str) -> dict[str, Any]:
-    return {"task": dict(TASK_BASES[key.split(".")[1]])} if key.startswith("task.") else {}
+    """What a recipe must hold for this key to be in it: its task, or its reward with the weight it has anyway."""
+    section, name, *_ = f"{key}.".split(".")
+    if section == "rewards":
+        return {f"rewards.{name}.weight": 1.0}
+    return {"task": dict(TASK_BASES[name])} if section == "task" else {}

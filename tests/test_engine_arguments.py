@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recipe_keys import (
+    CLASSIC,
     CPU,
     EFFECTS,
     FILES,
@@ -63,7 +64,7 @@ def test_every_key_changes_what_is_built(key: str) -> None:
 
 def test_a_name_chooses_the_class() -> None:
     recipe = with_values()
-    assert [type(reward) for reward in recipe.rewards] == list(REWARDS.values())
+    assert [type(reward) for reward in recipe.rewards] == [REWARDS[name] for name in CLASSIC]
     for name, kind in TASKS.items():
         assert type(with_values({"task": TASK_BASES[name]}).task) is kind
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import unsloth_side
-from recipe_keys import CPU, EFFECTS, GPU, WITH_GPU, setting, with_values
+from effects import CPU, GPU, setting
+from recipe_keys import EFFECTS, WITH_GPU, with_values
 from toolkit.engine import arguments
 from toolkit.rewards import REWARDS
 

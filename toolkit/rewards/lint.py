@@ -119,8 +119,8 @@ def _gold_failures(rewards: Sequence[RewardBase], rows: Sequence[Row], task: Tas
     for row in rows:
         text = perfect(row, task)
         for reward in rewards:
-            value = reward.score(text, row)
-            if value is not None and value < reward.bounds[1] - _ENOUGH:
+            value, most = reward.score(text, row), reward.bounds[1]
+            if value is not None and most is not None and value < most - _ENOUGH:
                 failures.setdefault(reward.name, []).append(row.id)
     return failures
 
@@ -149,12 +149,13 @@ def _exclusive_pairs(rewards: Sequence[RewardBase], forms: Sequence[Scores]) -> 
 
 def _earned(reward: RewardBase, forms: Sequence[Scores]) -> set[int]:
     """The tried forms for which the reward pays in full."""
-    full = reward.bounds[1] - _ENOUGH
+    most = reward.bounds[1]
+    full = _ENOUGH if most is None else most - _ENOUGH
     return {place for place, scores in enumerate(forms) if (scores.values[reward.name] or 0.0) >= full}
 
 
 def _correctness_share(rewards: Sequence[RewardBase], highest: float) -> float:
-    paid = sum(reward.weight * reward.bounds[1] for reward in rewards if reward.reads_gold)
+    paid = sum(reward.weight * (reward.bounds[1] or 0.0) for reward in rewards if reward.reads_gold)
     return paid / highest if highest > 0 else 0.0
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,6 +37,10 @@ class Row:
     level: str | None = None
     judge: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     """Decides instead of the number reader where the gold is no number."""
+    chat: tuple[Mapping[str, str], ...] = ()
+    """The conversation that asks, where it is more than a question: role and content of each message."""
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The data's own columns, for rewards that ask for them by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,22 @@ class TaskBase(BaseModel):
     system_prompt: str = SYSTEM_PROMPT
     """Text of the system message that asks for the answer format; empty for none."""
 
+    @property
+    def graded(self) -> bool:
+        """Whether its rows have golds. Without them an evaluation compares rewards."""
+        return True
+
     def rows(self, split: Split) -> list[Row]:
         """All rows of a split, in a fixed order. A row that cannot be graded is an error with its place."""
         raise NotImplementedError
 
     def messages(self, row: Row) -> list[dict[str, str]]:
-        """The chat that asks the row's question."""
-        return messages(row.question, self.system_prompt)
+        """The chat that asks the row's question. A conversation that has a system message keeps it."""
+        if not row.chat:
+            return messages(row.question, self.system_prompt)
+        chat = [dict(message) for message in row.chat]
+        has_system = chat[0]["role"] == "system" or not self.system_prompt
+        return chat if has_system else [{"role": "system", "content": self.system_prompt}, *chat]
 
     def grade(self, text: str, row: Row) -> Grade:
         """Judge a completion of this row."""
@@ -99,6 +112,6 @@ def fingerprint(rows: Iterable[Row]) -> str:
     """SHA-256 over rows that are already loaded."""
     digest = hashlib.sha256()
     for row in rows:
-        line = json.dumps([row.id, row.question, row.gold, row.solution, row.level])
+        line = json.dumps([row.id, row.question, row.gold, row.solution, row.level, *map(dict, row.chat)])
         digest.update(line.encode("ascii") + b"\n")
     return digest.hexdigest()
