@@ -1,0 +1,175 @@
+"""What a recipe key does: another value for it, what is built from the recipe, and what must be built then."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from by_heart import evaluate
+from toolkit.engine import arguments, machine
+from toolkit.engine.machine import Machine, Setting
+from toolkit.recipe import Recipe, list_recipes
+from toolkit.rundir import write_json
+from toolkit.tasks.base import Row
+
+CPU = Machine("cpu", bf16=True, name="a CPU", threads=2, memory_gib=8.0)
+GPU = Machine("cuda", bf16=True, name="a GPU", threads=8, memory_gib=64.0)
+
+FILES = {
+    "train": [{"question": f"What is {n} + 1?", "answer": f"Add one. #### {n + 1}"} for n in range(5)],
+    "heldout": [{"question": f"What is {n} + 2?", "answer": f"Add two. #### {n + 2}"} for n in range(5)],
+}
+QUESTIONS = {split: [record["question"] for record in records] for split, records in FILES.items()}
+TASK_BASES: dict[str, dict[str, Any]] = {
+    "gsm8k": {"name": "gsm8k", "train_file": "train.jsonl", "heldout_file": "heldout.jsonl"},
+    "reasoning_gym": {"name": "reasoning_gym", "dataset": "chain_sum", "train_rows": 12, "heldout_rows": 4},
+}
+CLASSIC = ("xmlcount", "soft_format", "strict_format", "integer", "correctness")
+"""The rewards of the small recipe; another one is added for the test of its own keys."""
+REWARD_BASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in CLASSIC}
+"""Per reward the least that it needs."""
+
+Read = Callable[[Recipe], Any]
+SAME: Any = object()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A key's other value, what is built from a recipe, and what is expected of it with that value: the value itself."""
+
+    value: Any
+    read: Read
+    expected: Any = SAME
+    given: dict[str, Any] = field(default_factory=dict)
+    """Keys that both recipes need for this one to matter."""
+
+
+def setting(recipe: Recipe, on: Machine = CPU) -> Setting:
+    return machine.resolve(recipe, on)
+
+
+def grpo(name: str, on: Machine = CPU) -> Read:
+    return lambda recipe: arguments.grpo_arguments(recipe, setting(recipe, on), Path("folder"))[name]
+
+
+def warmup(name: str) -> Read:
+    return lambda recipe: arguments.warmup_arguments(recipe, setting(recipe), Path("folder"))[name]
+
+
+def load(name: str, on: Machine = CPU) -> Read:
+    return lambda recipe: arguments.load_arguments(recipe, setting(recipe, on), "source")[name]
+
+
+def lora(name: str) -> Read:
+    return lambda recipe: arguments.adapter_arguments(recipe)[name]
+
+
+def several(*reads: Read) -> Read:
+    return lambda recipe: [read(recipe) for read in reads]
+
+
+def sampled(name: str) -> Read:
+    """What TRL is told and what the toolkit's own generation does."""
+    return several(grpo(name), lambda recipe: getattr(arguments.training_sampling(recipe, ()), name))
+
+
+def evaluated(read: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> Read:
+    def run(recipe: Recipe) -> Any:
+        folder = Path(f"run{len(list(Path().iterdir()))}")
+        return read(*evaluate(recipe, folder))
+
+    return run
+
+
+def exported(name: str) -> Read:
+    """What `toolkit export` asks of the export step."""
+
+    def run(recipe: Recipe) -> Any:
+        from toolkit.cli import verbs
+
+        write_json(Path("runs/one/recipe.json"), recipe.model_dump(mode="json"))
+        asked: dict[str, Any] = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "toolkit.export.export_run", lambda _, **given: asked.update(given) or SimpleNamespace(folder=Path())
+            )
+            verbs._export(argparse.Namespace(run="runs/one", format=None, note_folder=None))
+        return asked[name]
+
+    return run
+
+
+def pushed(name: str) -> Read:
+    """What `toolkit push` asks of the Hub."""
+
+    def run(recipe: Recipe) -> Any:
+        from toolkit.hub import push_export
+
+        folder = Path("exports/one")
+        write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Asked) as asked:
+            patch.setattr("toolkit.hub._api", lambda: None)
+            patch.setattr("toolkit.hub.verified_files", lambda _: ["model.gguf"])
+            patch.setattr("toolkit.hub._prepare_repo", _stop_with_arguments)
+            push_export(folder)
+        return asked.value.args[0][name]
+
+    return run
+
+
+class Asked(Exception):
+    """Carries what was asked, from where a step would leave this machine."""
+
+
+def _stop_with_arguments(_: Any, repo: str, *, private: bool, recipe: Path) -> None:
+    raise Asked({"repo": repo, "private": private})
+
+
+def rows(split: Any, read: Callable[[Row], Any]) -> Read:
+    return lambda recipe: [read(row) for row in recipe.task.rows(split)]
+
+
+def count(split: Any) -> Read:
+    return lambda recipe: len(recipe.task.rows(split))
+
+
+def question(row: Row) -> str:
+    return row.question
+
+
+def first_message(recipe: Recipe) -> dict[str, str]:
+    return recipe.task.messages(recipe.task.rows("heldout")[0])[0]
+
+
+def description(recipe: Recipe) -> str:
+    """As `toolkit recipes` lists it."""
+    Path("recipes").mkdir(exist_ok=True)
+    Path("recipes/mine.yaml").write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
+    return next(entry.description for entry in list_recipes() if entry.name == "mine")
+
+
+def rows_short_enough(recipe: Recipe) -> int:
+    """How many of the rows training keeps, where a prompt is as long as its question."""
+    from toolkit.train import _short_enough
+
+    policy: Any = SimpleNamespace(prompt_ids=lambda messages: list(messages[-1]["content"]))
+    return len(_short_enough(policy, recipe, recipe.task.rows("train")))
+
+
+def warmup_rows(recipe: Recipe) -> int:
+    from toolkit.train import _examples
+
+    return len(_examples(recipe, recipe.task.rows("train")))
+
+
+def source(recipe: Recipe) -> str:
+    from toolkit.engine.source import training_source
+
+    return training_source(recipe.model)
