@@ -17,7 +17,7 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval export-merged export-gguf verify chat check test format clean distclean
+.PHONY: help setup train eval export-merged export-gguf verify chat push check data test format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -45,12 +45,18 @@ verify: setup ## prove that the exported files answer as the trained model (RUN,
 chat: setup ## talk to an exported model (RUN, else the newest export; ARGS='--question "…"' asks once)
 	@$(TOOLKIT) chat $(RUN_WORD) $(ARGS)
 
+push: setup ## upload a verified export to the Hugging Face Hub (RUN, else the newest export; ARGS='--repo ORG/NAME')
+	@$(TOOLKIT) push $(RUN_WORD) $(ARGS)
+
 check: setup ## with RECIPE: check that recipe; without: format, lint, types and layers of the code
 	@if [ -n "$$RECIPE" ]; then exec $(TOOLKIT) check "$$RECIPE" $(ARGS); fi; set -ex; \
 	.venv/bin/ruff format --check .; \
 	.venv/bin/ruff check .; \
 	.venv/bin/python -m pyright; \
 	.venv/bin/lint-imports
+
+data: setup ## show the rows of RECIPE as the model will read them, and how long they are (ARGS='--rows 5')
+	@$(TOOLKIT) data $(RECIPE_WORD) $(ARGS)
 
 test: setup ## run the tests, offline (ARGS='-k name' picks some)
 	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest $(ARGS)

@@ -22,18 +22,34 @@ from toolkit.tasks.base import Row
 CPU = Machine("cpu", bf16=True, name="a CPU", threads=2, memory_gib=8.0)
 GPU = Machine("cuda", bf16=True, name="a GPU", threads=8, memory_gib=64.0)
 
+
+def _record(question: str, answer: str, gold: int) -> dict[str, Any]:
+    """Columns for every task that reads files."""
+    return {"question": question, "answer": answer, "prompt": question, "completion": "A sum.", "gold": gold}
+
+
 FILES = {
-    "train": [{"question": f"What is {n} + 1?", "answer": f"Add one. #### {n + 1}"} for n in range(5)],
-    "heldout": [{"question": f"What is {n} + 2?", "answer": f"Add two. #### {n + 2}"} for n in range(5)],
+    "train": [_record(f"What is {n} + 1?", f"Add one. #### {n + 1}", n + 1) for n in range(5)],
+    "heldout": [_record(f"What is {n} + 2?", f"Add two. #### {n + 2}", n + 2) for n in range(5)],
 }
 QUESTIONS = {split: [record["question"] for record in records] for split, records in FILES.items()}
 TASK_BASES: dict[str, dict[str, Any]] = {
     "gsm8k": {"name": "gsm8k", "train_file": "train.jsonl", "heldout_file": "heldout.jsonl"},
     "reasoning_gym": {"name": "reasoning_gym", "dataset": "chain_sum", "train_rows": 12, "heldout_rows": 4},
+    "tldr": {"name": "tldr", "train_file": "train.jsonl", "heldout_file": "heldout.jsonl"},
+    "prompts": {"name": "prompts", "prompts": ["Sing.", "Count to ten.", "Tell a joke.", "Say hello."]},
+    "table": {"name": "table", "train_file": "train.jsonl"},
 }
 CLASSIC = ("xmlcount", "soft_format", "strict_format", "integer", "correctness")
 """The rewards of the small recipe; another one is added for the test of its own keys."""
-REWARD_BASES: dict[str, dict[str, Any]] = {name: {"name": name} for name in CLASSIC}
+REWARD_BASES: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in (*CLASSIC, "math_verify", "think_format", "repetition")},
+    "length": {"name": "length", "ideal": 50},
+    "pattern": {"name": "pattern", "pattern": "2"},
+    "overlong": {"name": "overlong", "cache": 1},
+    "judge": {"name": "judge", "criteria": "It is true."},
+    "python": {"name": "python", "function": "user_functions:half"},
+}
 """Per reward the least that it needs."""
 
 Read = Callable[[Recipe], Any]
@@ -106,32 +122,6 @@ def exported(name: str) -> Read:
     return run
 
 
-def pushed(name: str) -> Read:
-    """What `toolkit push` asks of the Hub."""
-
-    def run(recipe: Recipe) -> Any:
-        from toolkit.hub import push_export
-
-        folder = Path("exports/one")
-        write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Asked) as asked:
-            patch.setattr("toolkit.hub._api", lambda: None)
-            patch.setattr("toolkit.hub.verified_files", lambda _: ["model.gguf"])
-            patch.setattr("toolkit.hub._prepare_repo", _stop_with_arguments)
-            push_export(folder)
-        return asked.value.args[0][name]
-
-    return run
-
-
-class Asked(Exception):
-    """Carries what was asked, from where a step would leave this machine."""
-
-
-def _stop_with_arguments(_: Any, repo: str, *, private: bool, recipe: Path) -> None:
-    raise Asked({"repo": repo, "private": private})
-
-
 def rows(split: Any, read: Callable[[Row], Any]) -> Read:
     return lambda recipe: [read(row) for row in recipe.task.rows(split)]
 
@@ -146,6 +136,13 @@ def question(row: Row) -> str:
 
 def first_message(recipe: Recipe) -> dict[str, str]:
     return recipe.task.messages(recipe.task.rows("heldout")[0])[0]
+
+
+def drawn_at_most(recipe: Recipe) -> int:
+    """Completions of a whole run; tests/test_resample.py has what is drawn."""
+    from toolkit.recipe.plan import plan
+
+    return plan(recipe, len(recipe.task.rows("train"))).completions_at_most
 
 
 def description(recipe: Recipe) -> str:

@@ -1,6 +1,7 @@
-"""A small Hugging Face Hub on loopback: as much of its interface as `push` uses, with faults to order.
+"""A small Hugging Face Hub on loopback: as much of its interface as the toolkit uses through huggingface_hub, with faults to order.
 
-Large files go up in parts (LFS multipart), small ones within the commit, as at the Hub.
+Large files go up in parts (LFS multipart), small ones within the commit, as at the Hub. It checks what it is sent: hashes, the
+token, who may write where, and the metadata of a model card.
 """
 
 from __future__ import annotations
@@ -12,12 +13,34 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
+
+import pytest
 
 TOKEN = "hf_testTokenThatNobodyMayRead"
 PART_BYTES = 1000
-Answer = tuple[int, Any]
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+Files = dict[str, bytes]
+
+
+@dataclass
+class Repo:
+    """A repository: its branches and commits are whole trees."""
+
+    private: bool = True
+    branches: dict[str, Files] = field(default_factory=lambda: {"main": {}})
+    commits: dict[str, Files] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    card: dict[str, Any] | None = None
+    writable: bool = True
+    gated: bool = False
+
+    @property
+    def files(self) -> Files:
+        return self.branches["main"]
 
 
 class Hub:
@@ -25,39 +48,80 @@ class Hub:
 
     def __init__(self) -> None:
         self.url = ""
-        self.private: dict[str, bool] = {}
-        self.files: dict[str, bytes] = {}
-        self.messages: list[str] = []
+        self.repos: dict[str, Repo] = {}
+        self.who: dict[str, Any] = {"type": "user", "name": "tester", "orgs": [{"name": "org", "roleInOrg": "write"}]}
+        self.token: dict[str, Any] = {"displayName": "test", "role": "write"}
         self.faults: dict[str, tuple[int, dict[str, str]]] = {}
         self.lost: str | None = None
+        self.open = threading.Event()
+        """Cleared, commits wait."""
+        self.open.set()
+        self.asked: list[str] = []
+        """The routes of all requests."""
         self._parts: dict[str, bytes] = {}
         self._stored: dict[str, bytes] = {}
 
+    @property
+    def private(self) -> dict[str, bool]:
+        return {name: repo.private for name, repo in self.repos.items()}
+
     def whoami(self, body: Any) -> Answer:
-        return 200, {"name": "tester", "type": "user", "orgs": []}
+        return 200, {**self.who, "auth": {"type": "access_token", "accessToken": self.token}}
 
     def create(self, body: Any) -> Answer:
-        repo = f"{body['organization']}/{body['name']}"
-        status = 409 if repo in self.private else 200
-        self.private.setdefault(repo, body.get("visibility") == "private")
-        return status, {"url": f"{self.url}/{repo}"}
+        name = f"{body['organization']}/{body['name']}"
+        if name in self.repos:
+            return 409, {"url": f"{self.url}/{name}", "error": "You already created this model repo"}
+        self.repos[name] = Repo(private=body.get("visibility") == "private")
+        return 200, {"url": f"{self.url}/{name}"}
 
-    def info(self, body: Any, repo: str) -> Answer:
-        if repo not in self.private:
-            return 404, {"error": "Repository not found"}
-        return 200, {"id": repo, "private": self.private[repo], "siblings": []}
+    def info(self, body: Any, name: str, revision: str = "main") -> Answer:
+        repo = self.repos.get(name)
+        if repo is None:
+            return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+        if repo.gated:
+            return 403, {"error": "Access to this model is restricted"}, {"X-Error-Code": "GatedRepo"}
+        card = {"cardData": repo.card} if repo.card is not None else {}
+        return 200, {"id": name, "private": repo.private, "siblings": [], "sha": _commit(repo.files), **card}
 
-    def preupload(self, body: Any) -> Answer:
-        def kind(entry: Any) -> str:
-            return "lfs" if entry["path"].endswith((".gguf", ".safetensors")) else "regular"
+    def may_write(self, body: Any, name: str) -> Answer:
+        return (200, {}) if self.repos[name].writable else (403, {"error": "Forbidden"})
 
-        modes = [{"path": e["path"], "uploadMode": kind(e), "shouldIgnore": False, "oid": None} for e in body["files"]]
+    def branch(self, body: Any, name: str, branch: str) -> Answer:
+        repo = self.repos[name]
+        if branch in repo.branches:
+            return 409, {"error": "Reference already exists"}
+        repo.branches[branch] = dict(repo.files)
+        return 200, {}
+
+    def validate(self, body: Any) -> Answer:
+        """As the Hub: a block of YAML at the beginning, with a licence that is one word."""
+        from ruamel.yaml import YAML
+
+        found = re.match(r"---\n(.*?)\n---\n", body["content"], re.DOTALL)
+        data = YAML(typ="safe").load(found[1]) if found else None
+        good = isinstance(data, dict) and re.fullmatch(r"[a-z0-9.-]+", str(data.get("license", "")))
+        return (200, {"warnings": []}) if good else (400, {"errors": [{"message": "bad metadata"}], "warnings": []})
+
+    def preupload(self, body: Any, name: str, revision: str) -> Answer:
+        def mode(entry: Any) -> str:
+            large = entry["path"].endswith((".gguf", ".safetensors", ".pt", ".pth")) or entry["size"] > 10_000_000
+            return "lfs" if large else "regular"
+
+        there = self.repos[name].branches[unquote(revision)]
+        oids = {path: _blob(data) for path, data in there.items() if not _large(path)}
+        modes = [
+            {"path": entry["path"], "uploadMode": mode(entry), "shouldIgnore": False, "oid": oids.get(entry["path"])}
+            for entry in body["files"]
+        ]
         return 200, {"files": modes}
 
     def batch(self, body: Any) -> Answer:
         def upload(entry: Any) -> dict[str, Any]:
+            if entry["oid"] in self._stored:
+                return entry
             count = -(-entry["size"] // PART_BYTES)
-            parts = {str(n): f"{self.url}/part/{entry['oid']}/{n:04}" for n in range(1, count + 1)}
+            parts = {str(n): f"{self.url}/part/{entry['oid']}/{n:06}" for n in range(1, count + 1)}
             action = {"href": f"{self.url}/whole/{entry['oid']}", "header": {"chunk_size": str(PART_BYTES), **parts}}
             return entry | {"actions": {"upload": action}}
 
@@ -73,38 +137,67 @@ class Hub:
         self._stored[oid] = data
         return 200, {}
 
-    def commit(self, body: bytes) -> Answer:
+    def commit(self, body: bytes, name: str, revision: str) -> Answer:
+        self.open.wait(timeout=60)
+        repo = self.repos[name]
+        tree = dict(repo.branches[unquote(revision)])
         for line in map(json.loads, body.splitlines()):
             value = line["value"]
             if line["key"] == "header":
-                self.messages.append(value["summary"])
+                repo.messages.append(value["summary"])
             elif line["key"] == "file":
-                self.files[value["path"]] = base64.b64decode(value["content"])
+                tree[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                self.files[value["path"]] = self._stored[value["oid"]]
-        self.files.pop(self.lost or "", None)
-        return 200, {"commitUrl": f"{self.url}/o/n/commit/{'a' * 40}", "commitOid": "a" * 40}
+                tree[value["path"]] = self._stored[value["oid"]]
+            elif line["key"] == "deletedFolder":
+                tree = {path: data for path, data in tree.items() if not path.startswith(value["path"])}
+        tree.pop(self.lost or "", None)
+        repo.branches[unquote(revision)] = repo.commits[_commit(tree)] = tree
+        return 200, {"commitUrl": f"{self.url}/{name}/commit/{_commit(tree)}", "commitOid": _commit(tree)}
 
-    def tree(self, body: Any) -> Answer:
+    def tree(self, body: Any, name: str, revision: str) -> Answer:
         def entry(path: str, data: bytes) -> dict[str, Any]:
-            digest = hashlib.sha256(data).hexdigest()
-            large = path.endswith((".gguf", ".safetensors"))
-            lfs = {"lfs": {"oid": digest, "size": len(data), "pointerSize": 130}} if large else {}
-            return {"type": "file", "path": path, "size": len(data), "oid": digest[:40], **lfs}
+            pointer = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            lfs = {"lfs": pointer} if _large(path) else {}
+            return {"type": "file", "path": path, "size": len(data), "oid": _blob(data), **lfs}
 
-        return 200, [entry(path, data) for path, data in self.files.items()]
+        repo = self.repos[name]
+        tree = repo.branches.get(unquote(revision)) or repo.commits.get(revision) or {}
+        return 200, [entry(path, data) for path, data in tree.items()]
 
 
+    def nowhere(self, body: Any, asked: str) -> Answer:
+        """What else the client asks on its own: a list of names for its user agent."""
+        return 404, {}
+
+
+def _large(path: str) -> bool:
+    return path.endswith((".gguf", ".safetensors", ".pt", ".pth"))
+
+
+def _blob(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _commit(tree: Files) -> str:
+    return hashlib.sha1(repr(sorted((path, _blob(data)) for path, data in tree.items())).encode()).hexdigest()
+
+
+_NAME = "([^/]+/[^/]+)"
 ROUTES = {
     r"GET /api/whoami-v2": Hub.whoami,
     r"POST /api/repos/create": Hub.create,
-    r"GET /api/models/([^/]+/[^/]+)": Hub.info,
-    r"POST /api/models/[^/]+/[^/]+/preupload/main": Hub.preupload,
+    r"POST /api/validate-yaml": Hub.validate,
+    rf"GET /api/models/{_NAME}": Hub.info,
+    rf"GET /api/models/{_NAME}/revision/([^/]+)": Hub.info,
+    rf"GET /api/models/{_NAME}/auth-check/write": Hub.may_write,
+    rf"POST /api/models/{_NAME}/branch/([^/]+)": Hub.branch,
+    rf"POST /api/models/{_NAME}/preupload/([^/]+)": Hub.preupload,
     r"POST /[^/]+/[^/]+\.git/info/lfs/objects/batch": Hub.batch,
     r"PUT /part/(.+)": Hub.part,
     r"POST /whole/(.+)": Hub.whole,
-    r"POST /api/models/[^/]+/[^/]+/commit/main": Hub.commit,
-    r"GET /api/models/[^/]+/[^/]+/tree/a+": Hub.tree,
+    rf"POST /api/models/{_NAME}/commit/([^/]+)": Hub.commit,
+    rf"GET /api/models/{_NAME}/tree/([^/]+)": Hub.tree,
 }
 
 
@@ -117,7 +210,9 @@ def running_hub() -> Iterator[Hub]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             asked = f"{self.command} {self.path.split('?')[0]}"
-            found, route = next((m, r) for pattern, r in ROUTES.items() if (m := re.fullmatch(pattern, asked)))
+            routes = ((m, r) for pattern, r in ROUTES.items() if (m := re.fullmatch(pattern, asked)))
+            found, route = next(routes, (re.fullmatch("(.*)", asked), Hub.nowhere))
+            hub.asked.append(route.__name__)
             headers = {"ETag": "x"}
             if route not in (Hub.part, Hub.whole) and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 status, answer = 401, {"error": "Invalid credentials"}
@@ -126,7 +221,8 @@ def running_hub() -> Iterator[Hub]:
                 answer = {"error": f"no, {self.headers.get('Authorization')}"}
             else:
                 raw = route in (Hub.part, Hub.commit)
-                status, answer = route(hub, body if raw else json.loads(body or b"null"), *found.groups())
+                status, answer, *more = route(hub, body if raw else json.loads(body or b"null"), *found.groups())
+                headers |= more[0] if more else {}
             data = json.dumps(answer).encode()
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(data))}.items():
@@ -140,10 +236,30 @@ def running_hub() -> Iterator[Hub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield hub
     finally:
+        hub.open.set()
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def logged_in_to(hub: Hub) -> Iterator[None]:
+    """huggingface_hub speaks with this hub, in this process, under a token that may write."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    close_session()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        # xet is spoken by compiled code with a server of its own; the stand-in speaks LFS.
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setenv("NO_PROXY", "*")
+        yield
+    close_session()

@@ -14,12 +14,12 @@ from effects import (
     TASK_BASES,
     Effect,
     description,
+    drawn_at_most,
     evaluated,
     exported,
     grpo,
     load,
     lora,
-    pushed,
     rows_short_enough,
     sampled,
     setting,
@@ -28,6 +28,7 @@ from effects import (
     warmup,
     warmup_rows,
 )
+from hub_effects import checkpoints_up, made_private, placed, pushes
 from models import small_recipe
 from reward_keys import REWARD_EFFECTS
 from task_keys import TASK_EFFECTS
@@ -37,6 +38,7 @@ from toolkit.rewards import REWARDS
 from toolkit.tasks import TASKS
 
 WITH_GPU = {"model.fast_inference": True}
+REPO = {"hub.repo": "me/other"}
 
 EFFECTS: dict[str, Effect] = {
     "description": Effect("adds numbers", description),
@@ -93,6 +95,7 @@ EFFECTS: dict[str, Effect] = {
     "grpo.delta": Effect(2.0, grpo("delta")),
     "grpo.num_iterations": Effect(2, grpo("num_iterations")),
     "grpo.mask_truncated_completions": Effect(True, grpo("mask_truncated_completions")),
+    "grpo.resample_rounds": Effect(2, drawn_at_most, 3 * 2 * 2 * 4),
     "grpo.adam_beta1": Effect(0.8, grpo("adam_beta1")),
     "grpo.adam_beta2": Effect(0.95, grpo("adam_beta2")),
     "grpo.weight_decay": Effect(0.3, grpo("weight_decay")),
@@ -121,8 +124,12 @@ EFFECTS: dict[str, Effect] = {
     "eval.batch_size": Effect(2, evaluated(lambda _, asked: asked[0]["batch_rows"])),
     "export.merged": Effect(False, exported("merged")),
     "export.gguf": Effect(["q8_0"], exported("quants")),
-    "hub.repo": Effect("me/mine", pushed("repo"), given={"hub.repo": "me/other"}),
-    "hub.private": Effect(False, pushed("private"), given={"hub.repo": "me/other"}),
+    "hub.repo": Effect("me/mine", placed("merged"), given=REPO),
+    "hub.adapter_repo": Effect("me/lora", placed("adapter"), given=REPO),
+    "hub.gguf_repo": Effect("me/gguf", placed("gguf"), given=REPO),
+    "hub.private": Effect(False, made_private, given=REPO | {"hub.push_checkpoints": True}),
+    "hub.push": Effect(True, pushes, given=REPO),
+    "hub.push_checkpoints": Effect(True, checkpoints_up, given=REPO),
     **TASK_EFFECTS,
     **REWARD_EFFECTS,
 }  # fmt: skip

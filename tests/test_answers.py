@@ -264,3 +264,17 @@ def test_the_shared_cases_get_their_verdict() -> None:
         content = extract_block(str(case["completion"]))
         verdicts[case["id"]] = content is not None and same_number(content, gold_text(case["gold"]))
     assert verdicts == {case["id"]: case["correct"] for case in shared_cases()}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>\n48 + 24\n</think>\n<answer>\n72\n</answer>", "\n72\n"),
+        ("<think>\nis it <answer>64</answer>?\n</think>\n<answer>72</answer>", "72"),
+        ("<think>\n<answer>72</answer>\n</think>", None),
+        ("<think>\n48 + 24 = 72\n<answer>72</answer>", "72"),
+        ("<reasoning>\nI <think> of it: <answer>64</answer>\n</reasoning>\n<answer>72</answer>", "72"),
+    ],
+)
+def test_think_tags_mark_the_reasoning_where_there_are_no_reasoning_tags(text: str, answer: str | None) -> None:
+    assert extract_block(text) == answer

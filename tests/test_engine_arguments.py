@@ -10,21 +10,8 @@ from typing import Any
 
 import pytest
 
-from recipe_keys import (
-    CLASSIC,
-    CPU,
-    EFFECTS,
-    FILES,
-    GPU,
-    SAME,
-    TASK_BASES,
-    WITH_GPU,
-    base_of,
-    leaves,
-    setting,
-    warmup_rows,
-    with_values,
-)  # fmt: skip
+from effects import CLASSIC, CPU, FILES, GPU, SAME, TASK_BASES, setting, warmup_rows
+from recipe_keys import EFFECTS, WITH_GPU, base_of, leaves, with_values
 from toolkit.engine import arguments, machine
 from toolkit.engine.machine import Machine
 from toolkit.rewards import REWARDS

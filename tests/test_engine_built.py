@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ import unsloth_side
 from effects import CPU, GPU, setting
 from recipe_keys import EFFECTS, WITH_GPU, with_values
 from toolkit.engine import arguments
+from toolkit.engine.trainers import _as_asked
+from toolkit.errors import EngineError
 from toolkit.rewards import REWARDS
+from undecided import undecided
 
 pytest_plugins = ("shared",)
 
@@ -64,6 +68,31 @@ def test_every_argument_is_one_that_the_pinned_libraries_take(accepted: dict[str
     assert set(arguments.load_arguments(recipe, setting(recipe), "s")) - set(accepted["load"]) == {"random_state"}
 
 
+def test_every_field_of_trls_configuration_is_passed_or_known_to_decide_nothing(accepted: dict[str, list[str]]) -> None:
+    """So that a new TRL, with a new field or without an old one, does not change the algorithm under a recipe."""
+    recipe = with_values()
+    passed = set(arguments.grpo_arguments(recipe, setting(recipe), Path()))
+    assert set(arguments.DECIDED) | set(arguments.FROM_RECIPE) <= passed
+    left = undecided()
+    assert len(left) == len(set(left)) and not passed & set(left)
+    assert set(accepted["grpo"]) - passed == set(left)
+
+
+def test_an_argument_that_a_configuration_changes_is_an_error() -> None:
+    """As Unsloth's for a GPU does with reward scaling under Dr. GRPO's loss."""
+    recipe = with_values({"grpo.loss_type": "dr_grpo"})
+    asked = arguments.grpo_arguments(recipe, setting(recipe), Path())
+    assert _as_asked(lambda **given: SimpleNamespace(**given), asked).scale_rewards == "group"
+    with pytest.raises(EngineError, match="scale_rewards False where 'group' was asked for"):
+        _as_asked(lambda **given: SimpleNamespace(**(given | {"scale_rewards": False})), asked)
+
+
+def test_the_kl_terms_reference_is_the_base_model(unsloth_process: Ask, tiny_checkpoint: Path) -> None:
+    """TRL would keep a copy of the adapter that a warm-up has made."""
+    found = unsloth_process(unsloth_side.built, with_values({"grpo.beta": 0.1, "model.source": str(tiny_checkpoint)}))
+    assert found["adapters"] == ["default"] and found["trainer"]["beta"] == 0.1
+
+
 def signature_in_source(file: str, kind: str, function: str) -> set[str]:
     """Parameter names as they are written in a file of the installed unsloth that only a GPU can import."""
     spec = find_spec("unsloth")
@@ -96,7 +125,7 @@ def after(unsloth_process: Ask, tiny_checkpoint: Path) -> dict[str, Any]:
 
 def test_the_built_trainer_holds_every_value_of_the_recipe(before: dict[str, Any], after: dict[str, Any]) -> None:
     for name in (key.removeprefix("grpo.") for key in EFFECTS if key.startswith("grpo.")):
-        if name in ("prompts_per_step", "max_prompt_length"):
+        if name in ("prompts_per_step", "max_prompt_length", "resample_rounds"):
             continue
         value = EVERYTHING_ELSE[f"grpo.{name}"]
         assert after["grpo"][name] == value, name
@@ -105,6 +134,7 @@ def test_the_built_trainer_holds_every_value_of_the_recipe(before: dict[str, Any
         if name != "importance_sampling_level":
             assert before["grpo"][name] != value, name
     assert after["grpo"]["generation_batch_size"] == 2 * 4 != before["grpo"]["generation_batch_size"] * 2
+    assert (before["class"], after["class"]) == ("LeanGRPOTrainer", "ResamplingGRPOTrainer")
     assert after["grpo"]["seed"] == after["grpo"]["data_seed"] == 7
 
 

@@ -2,72 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hub_stand_in import TOKEN, Hub, running_hub
+from hub_export import REPO, certify, everything, write_export
+from hub_stand_in import TOKEN, Hub, Repo, logged_in_to, running_hub
 from models import child_environment
 from toolkit.errors import ToolkitError
-from toolkit.export import ExportedFile, ExportRecord
-from toolkit.hub import push_export, verified_files
-from toolkit.recipe import load_recipe
-from toolkit.rundir import ExportDir, write_json
-from toolkit.verify.record import FileResult, VerifyRecord
+from toolkit.hub import proven, push_export
+from toolkit.rundir import ExportDir
 
-REPO = "org/model"
 Push = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-@pytest.fixture
-def export(tmp_path: Path) -> Path:
-    """A verified export, but for its content: the records are real, the models are not."""
-    folder = tmp_path / "exports" / "a-20260101-120000"
-    contents = {"a-f16.gguf": b"f" * 2500, "a-q8_0.gguf": b"q" * 700}
-    merged = {"model.safetensors": b"w" * 1500, "config.json": b"{}"}
-    (folder / "merged").mkdir(parents=True)
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter.gguf").write_bytes(b"is not pushed")
-    for name, data in [*contents.items(), *((f"merged/{name}", data) for name, data in merged.items())]:
-        (folder / name).write_bytes(data)
-    files = [
-        ExportedFile(file=name, type="f16", sha256=sha256(data), size_bytes=len(data), tensor_types={})
-        for name, data in contents.items()
-    ]
-    hashes = {"sha256": {name: sha256(data) for name, data in merged.items()}}
-    manifest = ExportRecord(
-        run=folder.name, base={}, adapter={}, merged=hashes, files=files, versions={}, warnings=[], folder=folder
-    )
-    (folder / "manifest.json").write_text(manifest.model_dump_json(exclude={"folder"}))
-    (folder / "recipe.json").write_text(load_recipe("smoke", [f"hub.repo={REPO}"]).recipe.model_dump_json())
-    certify(folder)
-    return folder
-
-
-def certify(folder: Path, *, passed: bool = True) -> None:
-    def result(name: str, digest: str | None) -> FileResult:
-        return FileResult(file=name, type="f16", sha256=digest, size_bytes=1, passed=passed, checks=[], seconds=0)
-
-    files = [result(path.name, sha256(path.read_bytes())) for path in sorted(folder.glob("*.gguf"))]
-    merged = result("merged", None)
-    record = VerifyRecord(run="a", passed=passed, files=files, merged=merged, reference={}, versions={}, seconds=0)
-    write_json(folder / "verify.json", record.model_dump(mode="json"))
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with running_hub() as hub:
+    with running_hub() as hub, logged_in_to(hub):
         yield hub
+
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A verified export in the current folder: the records are real, the models are not."""
+    monkeypatch.chdir(tmp_path)
+    return write_export(Path("exports/a-20260101-120000"))
 
 
 @pytest.fixture
@@ -76,13 +41,12 @@ def push(export: Path, hub: Hub, tmp_path: Path) -> Push:
 
     def run(*words: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
         kept = {key: value for key, value in child_environment().items() if not key.startswith(("HF_", "HUGGING"))}
-        # HF_HUB_DISABLE_XET: xet is spoken by compiled code with a server of its own; the stand-in speaks LFS.
         given = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": TOKEN, "NO_PROXY": "*"}
         given |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         env = kept | given | changes
         command = [sys.executable, "-m", "toolkit", "push", *words]
         done = subprocess.run(
-            command, env={key: value for key, value in env.items() if value is not None}, cwd=export.parents[1],
+            command, env={key: value for key, value in env.items() if value is not None},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert TOKEN not in done.stdout + done.stderr
@@ -92,8 +56,11 @@ def push(export: Path, hub: Hub, tmp_path: Path) -> Push:
     return run
 
 
-def everything(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def use(export: Path, **hub_keys: Any) -> None:
+    """Let the export's recipe say so."""
+    recipe = json.loads((export / "recipe.json").read_text())
+    recipe["hub"] |= hub_keys
+    (export / "recipe.json").write_text(json.dumps(recipe))
 
 
 def test_an_export_arrives_whole_in_a_private_repository_and_may_be_pushed_again(
@@ -102,46 +69,150 @@ def test_an_export_arrives_whole_in_a_private_repository_and_may_be_pushed_again
     done = push()
     assert done.returncode == 0, done.stderr
     assert hub.private == {REPO: True}
-    assert hub.files == {name: data for name, data in everything(export).items() if not name.startswith("adapter/")}
-    assert hub.messages == ["a-20260101-120000, verified"]
-    assert f"7 files, 0 MB, in the private repository {hub.url}/{REPO}" in done.stdout
+    here = everything(export)
+    arrived = dict(hub.repos[REPO].files)
+    assert b"# model" in arrived.pop("README.md")
+    # The merged model at the root, where transformers looks; all else as it lies here.
+    assert arrived == {name.removeprefix("merged/"): data for name, data in here.items()}
+    assert hub.repos[REPO].messages == ["a-20260101-120000, verified"]
+    assert f"11 files, 0 MB, in the private repository {hub.url}/{REPO}" in done.stdout
     assert "as tester" in done.stderr and "(the newest)" in done.stderr
-    hub.files["old.gguf"] = b"from elsewhere"
+    hub.repos[REPO].files["old.gguf"] = b"from elsewhere"
+    sent = hub.asked.count("part")
+    assert sent > 3
     again = push(str(export))
     assert again.returncode == 0 and "from elsewhere: old.gguf" in again.stderr
+    assert hub.asked.count("part") == sent  # what is there is not sent twice
 
 
-def test_the_option_wins_over_the_recipe_and_is_taken_literally(push: Push, hub: Hub) -> None:
-    assert push("--repo", "Other-Org/My.Model").returncode == 0
-    assert list(hub.private) == ["Other-Org/My.Model"]
+def test_three_repositories_each_hold_what_their_readers_look_for_at_the_root(hub: Hub, export: Path) -> None:
+    use(export, adapter_repo="org/model-lora", gguf_repo="tester/model-GGUF")
+    pushed = push_export(export)
+    assert [one.repo for one in pushed] == [REPO, "org/model-lora", "tester/model-GGUF"]
+    records = {"README.md", "recipe.json", "manifest.json", "verify.json", "LICENSE"}
+    assert {name: set(repo.files) - records for name, repo in hub.repos.items()} == {
+        REPO: {"config.json", "model.safetensors"},
+        "org/model-lora": {"adapter_config.json", "adapter_model.safetensors"},
+        "tester/model-GGUF": {"a-f16.gguf", "a-q8_0.gguf"},
+    }
+    assert all(records <= set(repo.files) for repo in hub.repos.values())
 
 
-def test_a_private_model_does_not_go_into_a_public_repository(push: Push, hub: Hub) -> None:
-    hub.private[REPO] = False
-    done = push()
-    assert done.returncode == 2 and "is public" in done.stderr
-    assert hub.files == {}
+def test_without_a_merged_product_the_merged_folder_stays_here(hub: Hub, export: Path) -> None:
+    recipe = json.loads((export / "recipe.json").read_text())
+    recipe["export"]["merged"] = False
+    (export / "recipe.json").write_text(json.dumps(recipe))
+    push_export(export)
+    assert not {"model.safetensors", "config.json"} & set(hub.repos[REPO].files)
+
+
+def test_the_option_is_taken_literally_and_takes_everything(push: Push, hub: Hub, export: Path) -> None:
+    use(export, adapter_repo="org/model-lora", gguf_repo="org/model-GGUF")
+    hub.who["orgs"].append({"name": "Other-Org", "roleInOrg": "admin"})
+    assert push("--repo", "Other-Org/My.Model_1").returncode == 0
+    assert list(hub.private) == ["Other-Org/My.Model_1"]
+    assert {"model.safetensors", "a-f16.gguf", "adapter/adapter_config.json"} <= set(hub.repos["Other-Org/My.Model_1"].files)
+
+
+def test_a_private_model_does_not_go_into_a_public_repository(hub: Hub, export: Path) -> None:
+    hub.repos[REPO] = Repo(private=False)
+    with pytest.raises(ToolkitError, match="it is public"):
+        push_export(export)
+    assert hub.repos[REPO].files == {}
+    use(export, private=False)
+    assert push_export(export)[0].private is False
+
+
+@pytest.mark.parametrize("there", ["model.safetensors.index.json", "adapter_config.json"])
+def test_a_model_from_elsewhere_that_would_be_loaded_instead_stops_the_push(hub: Hub, export: Path, there: str) -> None:
+    hub.repos[REPO] = Repo()
+    hub.repos[REPO].files[there] = b"{}"
+    with pytest.raises(ToolkitError, match="would be loaded instead") as caught:
+        push_export(export)
+    assert f"hf repos delete-files {REPO} {there}" in str(caught.value.hint)
+    assert set(hub.repos[REPO].files) == {there}
+
+
+# Who may write.
+
+
+@pytest.mark.parametrize(
+    ("who", "token", "said"),
+    [
+        ({}, {"role": "read"}, "the token may only read"),
+        ({"orgs": []}, {}, "org is neither the user nor one of their organisations"),
+        ({"orgs": [{"name": "org", "roleInOrg": "read"}]}, {}, "the user may only read in org"),
+        (
+            {},
+            {"role": "fineGrained", "fineGrained": {"scoped": [
+                {"entity": {"type": "org", "name": "org"}, "permissions": ["repo.content.read"]},
+                {"entity": {"type": "user", "name": "tester"}, "permissions": ["repo.write"]},
+            ]}},
+            "the token may not write to org",
+        ),
+        ({}, {"role": "fineGrained"}, "the token may not write to org"),
+    ],
+)  # fmt: skip
+def test_who_may_not_write_is_told_before_anything_is_sent(
+    hub: Hub, export: Path, who: dict[str, Any], token: dict[str, Any], said: str
+) -> None:
+    hub.who |= who
+    hub.token |= token
+    with pytest.raises(ToolkitError, match=said) as caught:
+        push_export(export)
+    assert str(caught.value.hint).endswith(f"; then: toolkit push {export}")
+    assert hub.repos == {} and not {"create", "preupload"} & set(hub.asked)
+
+
+def test_a_fine_grained_token_that_may_write_there_is_enough(hub: Hub, export: Path) -> None:
+    scope = {"entity": {"type": "org", "name": "org"}, "permissions": ["repo.content.read", "repo.write"]}
+    hub.token |= {"role": "fineGrained", "fineGrained": {"scoped": [scope]}}
+    assert push_export(export)[0].files == 11
+
+
+def test_all_permissions_are_asked_for_before_the_first_upload(hub: Hub, export: Path) -> None:
+    use(export, gguf_repo="tester/readonly")
+    hub.repos["tester/readonly"] = Repo(writable=False)
+    with pytest.raises(ToolkitError, match="may not write to tester/readonly"):
+        push_export(export)
+    assert REPO not in hub.repos and "preupload" not in hub.asked
+
+
+# What goes wrong.
 
 
 @pytest.mark.parametrize(
     ("route", "status", "headers", "said"),
     [
         ("create", 403, {}, "may not write to org"),
-        ("create", 404, {"X-Error-Code": "RepoNotFound"}, "no such place"),
-        ("preupload", 403, {"X-Error-Code": "GatedRepo"}, "is gated"),
+        ("info", 403, {"X-Error-Code": "GatedRepo"}, "is gated"),
+        ("preupload", 404, {"X-Error-Code": "RepoNotFound"}, "no such place"),
         ("part", 400, {}, "the Hub answered 400"),
         ("commit", 413, {"X-Error-Message": f"too large for {TOKEN}"}, "the Hub answered 413: too large for …"),
     ],
 )
 def test_a_refusal_is_one_sentence_with_the_command_to_try_again(
-    push: Push, hub: Hub, export: Path, route: str, status: int, headers: dict[str, str], said: str
+    hub: Hub, export: Path, route: str, status: int, headers: dict[str, str], said: str
 ) -> None:
     before = everything(export)
     hub.faults[route] = (status, headers)
-    done = push()
-    assert done.returncode == 2
-    assert said in done.stderr and f"toolkit push exports/{export.name} --repo {REPO}" in done.stderr
+    with pytest.raises(ToolkitError, match=said) as caught:
+        push_export(export, repo="org/other")
+    assert f"toolkit push {export} --repo org/other" in str(caught.value.hint)
     assert everything(export) == before
+    hub.faults.clear()
+    push_export(export, repo="org/other")
+    assert "model.safetensors" in hub.repos["org/other"].files
+
+
+@pytest.mark.parametrize("route", ["whoami", "validate", "preupload", "part", "commit", "tree"])
+def test_the_token_stands_in_no_exception_however_deep(hub: Hub, export: Path, route: str) -> None:
+    hub.faults[route] = (400, {"X-Error-Message": f"Bearer {TOKEN} is bad"})
+    with pytest.raises(ToolkitError) as caught:
+        push_export(export)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert TOKEN not in shown + repr(caught.value.__dict__)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
 
 
 @pytest.mark.parametrize(
@@ -158,21 +229,28 @@ def test_without_token_or_network_nothing_is_sent(
 ) -> None:
     done = push(**changes)
     assert done.returncode == 2 and said in done.stderr and "toolkit push" in done.stderr
-    assert hub.private == {} and hub.files == {}
+    assert hub.repos == {}
 
 
-def test_a_file_that_is_lost_on_the_way_is_noticed_and_the_next_push_mends_it(
-    push: Push, hub: Hub, export: Path
-) -> None:
-    hub.lost = "merged/config.json"
-    done = push()
-    assert done.returncode == 2 and "merged/config.json did not arrive whole" in done.stderr
+def test_a_file_that_is_lost_on_the_way_is_noticed_and_the_next_push_mends_it(hub: Hub, export: Path) -> None:
+    for name in ("config.json", "a-f16.gguf"):
+        hub.lost = name
+        with pytest.raises(ToolkitError, match=f"{name} did not arrive whole"):
+            push_export(export)
     hub.lost = None
-    assert push(f"exports/{export.name}", "--repo", REPO).returncode == 0  # the command that was printed
-    assert set(hub.files) == set(verified_files(ExportDir(export)))
+    push_export(export)
+    assert {"config.json", "a-f16.gguf"} <= set(hub.repos[REPO].files)
 
 
-@pytest.mark.parametrize("name", ["a-q8_0.gguf", "merged/model.safetensors", "merged/new.json", "new.gguf"])
+# What was not verified.
+
+NAMES = [
+    "a-q8_0.gguf", "merged/model.safetensors", "merged/new.json", "new.gguf", "adapter/adapter_model.safetensors",
+    "adapter/new.bin",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("data", [b"changed", None])
 def test_other_bytes_than_the_verified_ones_are_refused(export: Path, name: str, data: bytes | None) -> None:
     there = (export / name).exists()
@@ -183,8 +261,8 @@ def test_other_bytes_than_the_verified_ones_are_refused(export: Path, name: str,
     else:
         return
     with pytest.raises(ToolkitError, match=f"{name} is not the file that was verified") as caught:
-        verified_files(ExportDir(export))
-    assert caught.value.hint == f"toolkit verify {export}"
+        proven(ExportDir(export))
+    assert str(caught.value.hint).startswith(f"toolkit verify {export};")
 
 
 def _no_certificate(folder: Path) -> None:
@@ -201,16 +279,59 @@ def _one_failed(folder: Path) -> None:
     (folder / "verify.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("spoil", [_no_certificate, _failed, _one_failed])
-def test_what_was_not_verified_is_not_pushed(export: Path, spoil: Callable[[Path], None]) -> None:
-    spoil(export)
-    with pytest.raises(ToolkitError, match=r"not verified|did not pass"):
-        verified_files(ExportDir(export))
+def _one_changed(folder: Path) -> None:
+    (folder / "a-f16.gguf").write_bytes(b"another model")
 
 
-@pytest.mark.parametrize("given", [None, "name", "org/name/more"])
+SPOILT = {"not verified": _no_certificate, "did not pass": _failed, "did not pass: a-q8_0.gguf": _one_failed,
+          "not the file that was verified": _one_changed}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", SPOILT)
+def test_what_is_not_verified_is_refused_and_with_force_the_card_says_so(hub: Hub, export: Path, why: str) -> None:
+    SPOILT[why](export)
+    with pytest.raises(ToolkitError, match=why):
+        push_export(export)
+    assert hub.repos == {} and hub.asked == []
+    push_export(export, force=True)
+    card = hub.repos[REPO].files["README.md"].decode()
+    assert "> **This model is not verified." in card and "- not-verified" in card
+    assert hub.repos[REPO].messages == ["a-20260101-120000, NOT verified, forced"]
+    # A certificate of other bytes would say what is not so.
+    about_these = why.startswith("did not pass")
+    assert ("verify.json" in hub.repos[REPO].files) == about_these
+
+
+def test_a_forced_push_that_fails_is_tried_again_with_force(push: Push, hub: Hub, export: Path) -> None:
+    _failed(export)
+    hub.faults["commit"] = (400, {})
+    done = push("--force")
+    assert done.returncode == 2 and f"toolkit push {export} --force" in done.stderr
+
+
+def test_an_export_without_a_manifest_is_none_even_with_force(export: Path) -> None:
+    (export / "manifest.json").unlink()
+    with pytest.raises(ToolkitError, match="no whole export"):
+        proven(ExportDir(export), force=True)
+
+
+@pytest.mark.parametrize("given", [None, "name", "org/name/more", "org/"])
 def test_without_a_whole_repository_name_nothing_is_asked(export: Path, given: str | None) -> None:
-    (export / "recipe.json").write_text(load_recipe("smoke").recipe.model_dump_json())
+    use(export, repo=None)
     with pytest.raises(ToolkitError) as caught:
         push_export(export, repo=given)
     assert caught.value.hint == f"toolkit push {export} --repo ORG/NAME"
+
+
+def test_no_path_of_this_machine_is_pushed(hub: Hub, export: Path) -> None:
+    recipe = json.loads((export / "recipe.json").read_text())
+    recipe["model"]["source"] = "/home/somebody/models/base"
+    (export / "recipe.json").write_text(json.dumps(recipe))
+    manifest = json.loads((export / "manifest.json").read_text())
+    manifest["base"]["source"] = "/home/somebody/models/base"
+    manifest["warnings"] = [f"seen in {Path.cwd()}/cache/x"]
+    (export / "manifest.json").write_text(json.dumps(manifest))
+    push_export(export)
+    files = hub.repos[REPO].files
+    assert json.loads(files["recipe.json"])["model"]["source"] == "base"
+    assert all(b"somebody" not in data and str(Path.cwd()).encode() not in data for data in files.values())

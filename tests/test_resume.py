@@ -128,7 +128,7 @@ def test_a_run_that_learned_nothing_is_an_error_and_has_no_adapter(
 ) -> None:
     """The recipe's own rewards: random text never hits them. With a KL term TRL's loss moves the adapter all the same."""
     recipe = tiny.model_copy(update={"grpo": tiny.grpo.model_copy(update={"beta": beta})})
-    found = unsloth_process(unsloth_side.train_tiny, recipe, None, None, False)
+    found = unsloth_process(unsloth_side.train_tiny, recipe, None, None, "recipe")
     run = RunDir(Path(found["run"]))
     assert (found["raised"], found["exit_code"]) == ("EngineError", 2)
     assert {line["dead_groups"] for line in lines(run) if line["stage"] == "grpo"} == {1.0}

@@ -1,4 +1,4 @@
-"""The reward shelf: what each reward pays, what the published functions paid, what lint says about both."""
+"""The GSM8K rewards: what each pays, what the published functions paid, and how files of completions are scored."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from effects import CLASSIC, REWARD_BASES
 from toolkit.errors import DataError
 from toolkit.prompts import format_completion
 from toolkit.rewards import REWARDS, Reward, RewardBase
-from toolkit.rewards.lint import lint
 from toolkit.rewards.scoring import score_file, score_text
-from toolkit.tasks import GSM8K, ReasoningGym, Row, grade
+from toolkit.tasks import GSM8K, Row, grade
 
-RIGHT = [kind() for kind in REWARDS.values()]  # type: ignore[call-arg]
-LEGACY = [TypeAdapter(Reward).validate_python({"name": name, "legacy": True}) for name in REWARDS]
+
+def reward(knobs: dict[str, Any]) -> RewardBase:
+    return TypeAdapter(Reward).validate_python(knobs)
+
+
+RIGHT = [reward(REWARD_BASES[name]) for name in CLASSIC]
+LEGACY = [reward({"name": name, "legacy": True}) for name in CLASSIC]
 ROW = Row("row", "How many clips?", "72")
 FIXTURE = Path(__file__).parent / "data" / "gsm8k"
 TASK = GSM8K(train_file=str(FIXTURE / "train.jsonl"), heldout_file=str(FIXTURE / "test.jsonl"))
@@ -112,10 +118,10 @@ def test_correctness_is_the_graders_verdict() -> None:
     st.text(),
 )
 def test_every_value_lies_in_its_bounds_and_no_text_raises(text: str, gold: str) -> None:
-    for reward in (*RIGHT, *LEGACY):
-        low, high = reward.bounds
-        value = reward.score(text, Row("x", "", gold))
-        assert value is not None and value <= high + 0.002 * reward.model_dump()["legacy"]
+    for one in (*RIGHT, *LEGACY):
+        low, high = one.bounds
+        value = one.score(text, Row("x", "", gold))
+        assert value is not None and high is not None and value <= high + 0.002 * one.model_dump()["legacy"]
         assert low is None or value >= low
 
 
@@ -127,12 +133,21 @@ def test_bad_knobs_are_refused(knobs: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_a_reward_is_a_documented_frozen_picklable_model(name: str) -> None:
-    reward = TypeAdapter(Reward).validate_python({"name": name})
-    assert type(reward) is REWARDS[name]
-    assert pickle.loads(pickle.dumps(reward)) == reward
-    assert "Range" in (type(reward).__doc__ or "") and "After " in (type(reward).__doc__ or "")
+    one = reward(REWARD_BASES[name])
+    assert type(one) is REWARDS[name]
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert "Range" in (type(one).__doc__ or "") and "After " in (type(one).__doc__ or "")
     with pytest.raises(ValidationError):
-        reward.weight = 2.0
+        one.weight = 2.0
+
+
+def test_what_was_scored_before_a_line_that_cannot_be_read_is_not_lost(tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(json.dumps({"completion": R + A, "gold": 72}) + "\n{")
+    scores = score_file(RIGHT, file, task=TASK)
+    assert next(scores)["total"] == 4.0
+    with pytest.raises(DataError):
+        next(scores)
 
 
 def test_score_file_gives_one_record_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -150,9 +165,9 @@ def test_score_file_gives_one_record_a_line(tmp_path: Path, caplog: pytest.LogCa
     file = tmp_path / "completions.jsonl"
     file.write_text("\ufeff" + "\n".join(map(json.dumps, lines)), encoding="utf-8")
     with caplog.at_level(logging.WARNING):
-        results = list(score_file(RIGHT, file))
+        results = list(score_file(RIGHT, file, task=TASK))
     assert [result["total"] for result in results] == [4.0] * 5 + [1.5, 1.5, 0.0]
-    assert results[0]["rewards"] == dict(zip(REWARDS, (0.5, 0.5, 0.5, 0.5, 2.0), strict=True))
+    assert results[0]["rewards"] == dict(zip(CLASSIC, (0.5, 0.5, 0.5, 0.5, 2.0), strict=True))
     assert [record.message.split(": ")[0].rpartition(":")[2] for record in caplog.records] == ["6", "7"]
     json.dumps(results, allow_nan=False)
 
@@ -160,7 +175,7 @@ def test_score_file_gives_one_record_a_line(tmp_path: Path, caplog: pytest.LogCa
 def test_score_file_reads_golds_of_any_length(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"completion": R + A.replace("72", "9" * 5000)})[:-1] + f', "gold": {"9" * 5000}}}')
-    assert next(score_file(RIGHT, file))["total"] == 4.0
+    assert next(score_file(RIGHT, file, task=TASK))["total"] == 4.0
 
 
 @pytest.mark.parametrize(
@@ -171,50 +186,8 @@ def test_score_file_names_the_line_it_cannot_read(tmp_path: Path, line: str) -> 
     file = tmp_path / "bad.jsonl"
     file.write_text('{"completion": "", "gold": 1}\n\n' + line)
     with pytest.raises(DataError) as error:
-        list(score_file(RIGHT, file))
+        list(score_file(RIGHT, file, task=TASK))
     assert error.value.where == f"{file}:3"
-
-
-def test_lint_finds_nothing_wrong_with_the_shelf() -> None:
-    report = lint(RIGHT, TASK.rows("train"), TASK)
-    assert report.ok and report.exit_code == 0 and not report.problems
-    assert (report.rows, report.highest_total, report.lowest_total) == (4, 4.0, 0.0)
-    assert (report.correctness_share, report.exclusive_pairs, report.gold_failures) == (0.5, [], {})
-    assert {probe.name for probe in report.probes if probe.total > 0} == {
-        "two candidates in the answer", "wrong answer in the right form",
-    }  # fmt: skip
-    assert json.loads(report.model_dump_json())["rows"] == 4
-
-
-def test_lint_shows_what_is_wrong_with_the_published_functions() -> None:
-    report = lint(LEGACY, TASK.rows("train"), TASK)
-    assert not report.ok and not report.blocking
-    paying = {problem.message.partition(": ")[2] for problem in report.errors}
-    assert {"bare answer", "answer inside the reasoning", "answer cut off"} <= paying
-    assert ("soft_format", "strict_format") in report.exclusive_pairs
-    assert report.gold_failures["integer"] == 1  # the negative gold
-    assert report.highest_total < 4.0
-
-
-def test_lint_warns_where_form_outweighs_the_answer() -> None:
-    form = [reward for reward in RIGHT if not reward.reads_gold]
-    light = TypeAdapter(Reward).validate_python({"name": "correctness", "weight": 0.5})
-    assert "form outweighs" in lint([*form, light], TASK.rows("train"), TASK).problems[0].message
-    assert "no reward reads the gold" in lint(form, TASK.rows("train"), TASK).problems[0].message
-
-
-def test_lint_counts_golds_that_do_not_pay() -> None:
-    rows = [Row("good", "?", "1"), Row("words", "?", "one"), Row("none", "?", "")]
-    report = lint(RIGHT, rows, TASK)
-    assert (report.rows, report.skipped, report.gold_failures) == (2, 1, {"integer": 1, "correctness": 1})
-    assert report.exit_code == 1 and report.blocking
-    assert not lint(RIGHT, [], TASK).ok
-
-
-def test_lint_accepts_golds_that_the_library_judges() -> None:
-    task = ReasoningGym(dataset="countdown", train_rows=5, heldout_rows=5)
-    report = lint([RIGHT[-1]], task.rows("train"), task)
-    assert report.ok and report.gold_failures == {}
 
 
 def test_scoring_is_quick() -> None:
@@ -231,4 +204,4 @@ def test_scoring_is_quick() -> None:
 def test_the_shared_cases_are_paid_by_their_verdict() -> None:
     file = Path(os.environ["TOOLKIT_CASES_DIR"]) / "grader.jsonl"
     verdicts = [json.loads(line)["correct"] for line in file.read_text("utf-8").splitlines()]
-    assert [result["rewards"]["correctness"] == 2.0 for result in score_file(RIGHT, file)] == verdicts
+    assert [result["rewards"]["correctness"] == 2.0 for result in score_file(RIGHT, file, task=TASK)] == verdicts

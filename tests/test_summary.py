@@ -98,3 +98,48 @@ def test_a_gain_is_claimed_only_where_the_interval_excludes_zero(
     record = evaluation() | {"differences": {"tuned-warmup": {"delta": delta, "ci95": interval}}}
     assert said in gain(record)
     console.say(gain(record))
+
+
+def goldless(delta: float = 1.3, *, greedy: bool = True) -> dict[str, Any]:
+    def reward(mean: float) -> dict[str, Any]:
+        return {"reward": {"mean": mean, "ci95": [mean - 0.1, mean + 0.1]}}
+
+    beside = {"greedy": reward(0.25)} if greedy else {}
+    models = {
+        "base": {**reward(-2.0), **beside, "mean_tokens": 40.0},
+        "tuned": {**reward(-0.7), **beside, "mean_tokens": 20.2},
+    }
+    change = {"reward": {"delta": delta, "ci95": [delta - 0.2, delta + 0.2]}}
+    return evaluation(warmup=False) | {"graded": False, "models": models, "differences": {"tuned-base": change}}
+
+
+def test_without_golds_the_mean_reward_is_what_was_learned(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folders[0] / "eval.json").write_text(json.dumps(goldless()))
+    show_summary(*folders)
+    text = capsys.readouterr().out
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "base model -2 (-2.1 to -1.9) 0.25 (0.15 to 0.35) 40" in lines
+    assert (
+        "300 prompts" in text and "GRPO added 1.3 to the mean reward of sampled answers against the base model" in text
+    )
+    assert "right" not in text and "problems" not in text and "%" not in text.replace("95 %", "")
+
+
+@pytest.mark.parametrize(
+    ("delta", "said"),
+    [
+        (1.3, "GRPO added [bold]1.3[/] to the mean reward"),
+        (-1.3, "GRPO took [bold]1.3[/] from the mean reward"),
+        (0.1, "no difference that can be shown: +0.1 in the mean reward"),
+    ],
+)
+def test_a_gain_in_reward_is_claimed_only_where_the_interval_excludes_zero(delta: float, said: str) -> None:
+    assert said in gain(goldless(delta)) and "the same prompts compared" in gain(goldless(delta))
+
+
+def test_where_no_answer_could_be_judged_no_gain_is_claimed() -> None:
+    record = goldless() | {"differences": {"tuned-base": {"reward": None}}}
+    record["models"]["base"]["reward"] = None
+    assert "nothing can be said against the base model" in gain(record)

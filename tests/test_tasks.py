@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from effects import TASK_BASES
 from toolkit.answers import is_well_formed, read_number
 from toolkit.errors import DataError
 from toolkit.tasks import GSM8K, TASKS, ReasoningGym, Row, Task, accepts
 from toolkit.tasks.catalogue import PARAMETERS
 from toolkit.tasks.gsm8k import FOLDER_VARIABLE, split_answer
-from toolkit.tasks.reasoning_gym import steps
+from toolkit.tasks.problems import steps
 
 FIXTURE = Path(__file__).parent / "data" / "gsm8k"
 REAL = os.environ.get(FOLDER_VARIABLE)
@@ -259,7 +260,7 @@ def test_a_mix_of_tasks_is_a_task() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_chosen_by_its_name_and_pickles(name: str) -> None:
-    given = {"name": name} | ({"dataset": "chain_sum"} if name == "reasoning_gym" else {})
+    given = TASK_BASES[name]
     task = TypeAdapter(Task).validate_python(given)
     assert type(task) is TASKS[name] and pickle.loads(pickle.dumps(task)) == task
     with pytest.raises(ValidationError):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from toolkit import console
-from toolkit.errors import ExportError, ToolkitError, nearest
 from toolkit.prompts import messages
-from toolkit.rundir import ExportDir, preferred_gguf, read_json
+from toolkit.rundir import ExportDir, chosen_gguf, read_json
 
 
 def chat(path: Path, *, file: str | None = None, question: str | None = None) -> None:
@@ -23,33 +21,15 @@ def chat(path: Path, *, file: str | None = None, question: str | None = None) ->
 
     export = ExportDir(path)
     recipe = load_resolved(export.recipe).recipe
-    chosen = path / _file(export, file)
+    chosen = path / chosen_gguf(export, file)
     typed = question is None and sys.stdin.isatty()
     _introduce(export, chosen, typed=typed)
     with open_chat(chosen, context=recipe.model.max_seq_length) as model:
         for asked in [question] if question is not None else _typed() if typed else _lines():
-            asking = messages(asked, recipe.task.system_prompt)
+            asking = messages(asked, recipe.task.system_text)
             for piece in model.answer(asking, max_new=recipe.grpo.max_completion_length):
                 console.stream(piece)
             console.raw("\n" if question is None else "")  # between answers, an empty line
-
-
-def _file(export: ExportDir, wanted: str | None) -> str:
-    """The name of a GGUF file of this export. `wanted` is a name or a type."""
-    files: list[dict[str, Any]] = read_json(export.manifest)["files"]
-    best = preferred_gguf(files)
-    if best is None:
-        hint = f"toolkit export {export.path.name} --format gguf"
-        raise ExportError("the export holds no GGUF file", where=str(export.path), hint=hint)
-    if wanted is None:
-        return best
-    for file in files:
-        if wanted in (file["file"], file["type"]):
-            return file["file"]
-    names = [file["file"] for file in files]
-    near = nearest(wanted, [*names, *(file["type"] for file in files)])
-    hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
-    raise ToolkitError(f"the export holds no file {wanted}", where=str(export.path), hint=hint)
 
 
 def _introduce(export: ExportDir, chosen: Path, *, typed: bool) -> None:

@@ -11,6 +11,7 @@ from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.recipe import Loaded, Recipe
+    from toolkit.rewards import RewardBase
     from toolkit.rewards.lint import LintReport
     from toolkit.tasks.base import Row
 
@@ -55,8 +56,6 @@ class Report:
 
 def check(loaded: Loaded) -> Report:
     """Look at everything. Data that cannot be read is a finding, and what needs it is left out."""
-    from toolkit.rewards.lint import lint
-
     recipe = loaded.recipe
     written = sum(source != "default" for source in loaded.provenance.values())
     findings = [
@@ -69,7 +68,8 @@ def check(loaded: Loaded) -> Report:
         findings.append(Finding("data", error.where or "rows", error.message, "failed", error.hint))
         return Report(loaded.name, tuple(findings))
     findings += _data(recipe, train, heldout)
-    findings += _rewards(lint(recipe.rewards, [*train, *heldout], recipe.task))
+    findings += _ready(recipe, train)
+    findings += _rewards(lint_rewards(recipe, [*train, *heldout]))
     findings += _plan(recipe, train, heldout)
     return Report(loaded.name, tuple(findings))
 
@@ -140,22 +140,54 @@ def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
+def _ready(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Finding]:
+    """What a reward lacks on this machine or in these rows: a column, a file, a server that answers."""
+    for reward in bound_rewards(recipe):
+        try:
+            reward.ready(rows)
+        except ToolkitError as error:
+            yield Finding("rewards", reward.name, str(error), "failed", error.hint)
+
+
 def _rewards(report: LintReport) -> Iterator[Finding]:
     """What the reward lint says. The faults of a published function that was asked for are warnings."""
-    yield Finding("rewards", "golds tried", report.rows)
+    yield Finding("rewards", "rows tried", report.rows)
     yield Finding("rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}")
     yield Finding("rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}")
+    for name in report.not_tried:
+        yield Finding("rewards", name, "not tried: it asks a model")
     for problem in report.problems:
         stops = problem.level == "error" and not problem.legacy
         hint = "the reward was asked to be as published (legacy)" if problem.legacy else "toolkit rewards lint"
         yield Finding("rewards", problem.reward or "all", problem.message, "failed" if stops else "warning", hint)
 
 
-def lint_rewards(recipe: Recipe) -> LintReport:
-    """The reward lint over all rows of both splits."""
+def bound_rewards(recipe: Recipe) -> list[RewardBase]:
+    """The recipe's rewards, able to count tokens and to ask the base model, which is loaded when first needed."""
+    from toolkit.engine.surroundings import surroundings
+
+    around = surroundings(recipe)
+    return [reward.within(around) for reward in recipe.rewards]
+
+
+def lint_rewards(recipe: Recipe, rows: Sequence[Row]) -> LintReport:
+    """The reward lint over these rows."""
     from toolkit.rewards.lint import lint
 
-    return lint(recipe.rewards, [*recipe.task.rows("train"), *recipe.task.rows("heldout")], recipe.task)
+    return lint(bound_rewards(recipe), rows, recipe.task)
+
+
+def require_sound_rewards(recipe: Recipe, rows: Sequence[Row]) -> None:
+    """The start of a training: a reward that could not work, or pays what it must not, is an error now, not after hours."""
+    for reward in bound_rewards(recipe):
+        reward.ready(rows)
+    report = lint_rewards(recipe, rows)
+    for problem in report.problems:
+        if problem.level == "error" and not problem.legacy:
+            raise ToolkitError(
+                f"rewards: {problem.message}", hint="toolkit rewards lint RECIPE shows all that was tried"
+            )
+        console.warn(f"rewards: {problem.message}")
 
 
 def show_lint(report: LintReport) -> None:
@@ -163,8 +195,10 @@ def show_lint(report: LintReport) -> None:
     names = list(report.probes[0].pays) if report.probes else []
     rows = [(probe.name, *(probe.pays[name] for name in names), round(probe.total, 3)) for probe in report.probes]
     console.table("what is paid for texts that are no answer", ("text", *names, "total"), rows)
-    console.say(f"{report.rows} golds tried; totals from {report.lowest_total:g} to {report.highest_total:g}")
+    console.say(f"{report.rows} rows tried; totals from {report.lowest_total:g} to {report.highest_total:g}")
     console.say(f"{report.correctness_share:.0%} of the highest total is for the right answer")
+    for name in report.not_tried:
+        console.say(f"not tried, since it asks a model: {name}")
     for problem in report.problems:
         colour = "red" if problem.level == "error" else "yellow"
         console.say(f"[{colour}]{problem.level}[/]: {console.untrusted(problem.message)}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import ExportError, ToolkitError, nearest
 
 SCHEMA = 1
 """Version of the JSON records (`recipe.json` excepted: it is the recipe itself)."""
@@ -79,6 +79,11 @@ class RunDir:
         return self.path / "eval.json"
 
     @property
+    def hub(self) -> Path:
+        """How many checkpoints went to the Hub, and how many did not."""
+        return self.path / "hub.json"
+
+    @property
     def eval_completions(self) -> Path:
         """Every completion of the evaluation, one row each."""
         return self.path / "eval_completions.parquet"
@@ -110,11 +115,34 @@ class ExportDir:
         """The record of `toolkit verify`."""
         return self.path / "verify.json"
 
+    @property
+    def certificate_text(self) -> Path:
+        """The same for readers; written after it."""
+        return self.path / "CERTIFICATE.md"
+
 
 def preferred_gguf(files: Sequence[Mapping[str, Any]]) -> str | None:
     """Of a manifest's files the one to use first: q8_0, half the size of f16 and nearly as exact; else the first."""
     names = [file["file"] for file in sorted(files, key=lambda file: file["type"] != "q8_0")]
     return names[0] if names else None
+
+
+def chosen_gguf(export: ExportDir, wanted: str | None) -> str:
+    """The name of a GGUF file of this export. `wanted` is a name or a type; None takes the one to use first."""
+    files: list[dict[str, Any]] = read_json(export.manifest)["files"]
+    best = preferred_gguf(files)
+    if best is None:
+        hint = f"toolkit export {export.path.name} --format gguf"
+        raise ExportError("the export holds no GGUF file", where=str(export.path), hint=hint)
+    if wanted is None:
+        return best
+    for file in files:
+        if wanted in (file["file"], file["type"]):
+            return file["file"]
+    names = [file["file"] for file in files]
+    near = nearest(wanted, [*names, *(file["type"] for file in files)])
+    hint = f"did you mean {near}?" if near else f"there are: {', '.join(names)}"
+    raise ToolkitError(f"the export holds no file {wanted}", where=str(export.path), hint=hint)
 
 
 def new_run(recipe_name: str, runs: Path = RUNS) -> RunDir:

@@ -1,6 +1,7 @@
 """Finds the reasoning and answer tags of a completion, in one pass whose time grows with its length only.
 
-Tags are the exact lower-case ones that the system prompt asks for, without attributes. It reads no numbers.
+Tags are the exact lower-case ones that the system prompt asks for, without attributes. Where a text has no reasoning
+tags, think tags mark its reasoning; the format rewards do not know them. It reads no numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-_TAG = re.compile(r"<(/?)(reasoning|answer)>")
+_TAG = re.compile(r"<(/?)(reasoning|answer|think)>")
 _ORDER = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
@@ -37,8 +38,10 @@ class Blocks:
 def find_blocks(text: str) -> Blocks:
     """Parse once per completion: all rewards of a completion ask in turn."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    tags = list(_TAG.finditer(text))
-    answer = _Scan(text).run(tags)
+    found = list(_TAG.finditer(text))
+    tags = [tag for tag in found if tag[2] != "think"]
+    has_reasoning = any(tag[2] == "reasoning" for tag in tags)
+    answer = _Scan(text).run(tags if has_reasoning else found)
     if not _begins_with_both(text, tags):
         return Blocks(answer)
     own_line = sum(_alone_on_line(text, tag) for tag in tags)

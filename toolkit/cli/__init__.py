@@ -61,5 +61,6 @@ def _dispatch(words: list[str]) -> int:
 
 def help_text() -> str:
     """What `toolkit --help` prints."""
-    lines = [f"  {name:<9} {verb.summary}" for name, verb in VERBS.items()]
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}} {verb.summary}" for name, verb in VERBS.items()]
     return "\n".join(["usage: toolkit VERB …     (toolkit VERB --help says more)", "", *lines])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from toolkit import console
@@ -13,6 +14,7 @@ from toolkit.errors import ToolkitError, nearest
 if TYPE_CHECKING:
     from toolkit.recipe import Loaded
 
+EXPORT_HELP = "an export's folder or id, or a recipe for its newest export; default: the newest of all"
 _RECIPE_HELP = "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
 
 
@@ -30,6 +32,15 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near}?" if near else f"{self.prog} --help"
             raise ToolkitError(f"unknown option {unknown[0][:60]}", hint=hint)
         return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One command: its line in the help, its arguments, and what it calls. `run` returns the exit code."""
+
+    summary: str
+    add_arguments: Callable[[Parser], object]
+    run: Callable[[argparse.Namespace], int]
 
 
 def recipe_words(parser: Parser, *more: str) -> None:

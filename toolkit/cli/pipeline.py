@@ -18,10 +18,13 @@ from toolkit.cli.summary import show_summary
 from toolkit.errors import VerifyFailed
 
 
-def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str]) -> int:
-    """The exit code of the first stage that fails, else 0. Each stage gets the folder the last one made."""
+def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str], push: bool = False) -> int:
+    """The exit code of the first stage that fails, else 0. Each stage gets the folder the last one made.
+
+    With `push`, a verification that passed is followed by the push.
+    """
     given, inputs = list(words), dict[str, list[str]]()
-    wanted = stages[: stages.index(to) + 1]
+    wanted = (*stages[: stages.index(to) + 1], *(("push",) if push and to == "verify" else ()))
     with tempfile.TemporaryDirectory(prefix="toolkit-") as scratch:
         for number, stage in enumerate(wanted, start=1):
             console.say(f"[bold]{number}/{len(wanted)} {stage}[/]")
@@ -32,8 +35,8 @@ def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str]) -> int:
                 _say_how_to_go_on(stage, code, inputs, to=to)
                 return code
             given = [note.read_text(encoding="utf-8")] if note.exists() else given
-    if "verify" in wanted:
-        show_summary(Path(inputs["eval"][0]), Path(inputs["verify"][0]))
+            if stage == "verify":
+                show_summary(Path(inputs["eval"][0]), Path(inputs["verify"][0]))
     return 0
 
 
@@ -44,8 +47,8 @@ def _hidden_words(stage: str, *, to: str, note: Path) -> list[str]:
 
 
 def _say_how_to_go_on(stage: str, code: int, inputs: Mapping[str, Sequence[str]], *, to: str) -> None:
-    """After a trained run's later stage ended early. Training itself says it; files that fail their proof stay so."""
-    if stage != "train" and code != VerifyFailed.exit_code:
+    """After a trained run's later stage ended early. Training and push say it themselves; files that fail their proof stay so."""
+    if stage not in ("train", "push") and code != VerifyFailed.exit_code:
         console.note(f"to go on: toolkit train --resume {console.untrusted(inputs['eval'][0])} --to {to}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,30 @@ def show_summary(run: Path, export: Path) -> None:
 
 
 def _show_answers(evaluation: dict[str, Any]) -> None:
-    models = evaluation["models"]
-    rows = [
-        (
-            name,
-            _share(models[key]),
-            _share(models[key]["greedy"]) if "greedy" in models[key] else None,
-            f"{models[key]['format_rate']:.1%}",
-        )
-        for key, name in MODELS.items()
-        if key in models
-    ]
-    title = f"What was learned: answers to {evaluation['n']} problems that were not in the training"
-    console.table(title, ("model", "right, sampled", "right, greedy", "in the right format"), rows)
+    graded = evaluation.get("graded", True)
+    models = [(name, evaluation["models"][key]) for key, name in MODELS.items() if key in evaluation["models"]]
+    what = "problems" if graded else "prompts"
+    title = f"What was learned: answers to {evaluation['n']} {what} that were not in the training"
+    heads = ("right, sampled", "right, greedy", "in the right format") if graded else _REWARD_HEADS
+    line = _graded_line if graded else _reward_line
+    console.table(title, ("model", *heads), [(name, *line(model)) for name, model in models])
     console.say(
-        f"[dim]sampled: {evaluation['samples']} answers to each problem at temperature "
+        f"[dim]sampled: {evaluation['samples']} answers to each {what[:-1]} at temperature "
         f"{evaluation['decoding']['temperature']:g}, as in training; greedy: the likeliest answer; "
         "in brackets: 95 % interval[/]"
     )
+
+
+_REWARD_HEADS = ("mean reward, sampled", "mean reward, greedy", "tokens")
+
+
+def _graded_line(model: dict[str, Any]) -> tuple[str | None, ...]:
+    greedy = _share(model["greedy"]) if "greedy" in model else None
+    return _share(model), greedy, f"{model['format_rate']:.1%}"
+
+
+def _reward_line(model: dict[str, Any]) -> tuple[str | None, ...]:
+    return _reward(model["reward"]), _reward(model.get("greedy", {}).get("reward")), f"{model['mean_tokens']:.0f}"
 
 
 def _share(record: dict[str, Any]) -> str:
@@ -50,18 +57,38 @@ def _share(record: dict[str, Any]) -> str:
     return f"{record['accuracy']:.1%} ({low:.1%} to {high:.1%})"
 
 
+def _reward(record: dict[str, Any] | None) -> str | None:
+    if record is None:
+        return None
+    low, high = record["ci95"]
+    return f"{record['mean']:.3g} ({low:.3g} to {high:.3g})"
+
+
 def gain(evaluation: dict[str, Any]) -> str:
-    """What GRPO added to the stage before it, in one sentence."""
+    """What GRPO added to the stage before it, in one sentence: right answers, or reward where there are no golds."""
     before = "warmup" if "warmup" in evaluation["models"] else "base"
     difference = evaluation["differences"][f"tuned-{before}"]
-    delta, low, high = (100 * value for value in (difference["delta"], *difference["ci95"]))
     against = f"against the {'model after warm-up' if before == 'warmup' else 'base model'}"
-    interval = f"95 % interval {low:+.1f} to {high:+.1f}, the same problems compared"
+    if evaluation.get("graded", True):
+        points = [100 * value for value in (difference["delta"], *difference["ci95"])]
+        return _gain(points, ".1f", " points", f"the share of right sampled answers {against}", "problems")
+    if difference["reward"] is None:
+        return f"No answer could be judged both before and after GRPO, so nothing can be said {against}."
+    change = difference["reward"]
+    return _gain(
+        [change["delta"], *change["ci95"]], ".3g", "", f"the mean reward of sampled answers {against}", "prompts"
+    )
+
+
+def _gain(change: Sequence[float], digits: str, unit: str, what: str, asked: str) -> str:
+    """`change`: by how much, and its interval's ends."""
+    delta, low, high = change
+    interval = f"95 % interval {low:+{digits}} to {high:+{digits}}, the same {asked} compared"
     if low > 0:
-        return f"GRPO added [bold]{delta:.1f} points[/] to the share of right sampled answers {against} ({interval})."
+        return f"GRPO added [bold]{delta:{digits}}{unit}[/] to {what} ({interval})."
     if high < 0:
-        return f"GRPO took [bold]{-delta:.1f} points[/] from the share of right sampled answers {against} ({interval})."
-    return f"GRPO made no difference that can be shown: {delta:+.1f} points {against} ({interval})."
+        return f"GRPO took [bold]{-delta:{digits}}{unit}[/] from {what} ({interval})."
+    return f"GRPO made no difference that can be shown: {delta:+{digits}}{unit} in {what} ({interval})."
 
 
 def _show_files(export: ExportDir) -> None:

@@ -6,14 +6,14 @@ Every import that costs time happens inside the function of its verb, after the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import console
+from toolkit.cli.deployment_verbs import OPEN_WEBUI, SERVE
 from toolkit.cli.lookup import export_folder, resumable_run, run_folder
-from toolkit.cli.parsing import Parser, load, recipe_words, with_recipe
+from toolkit.cli.parsing import EXPORT_HELP, Parser, Verb, load, recipe_words, with_recipe
 from toolkit.cli.pipeline import run_stages
 from toolkit.errors import Stopped, ToolkitError, VerifyFailed, nearest
 from toolkit.rundir import RunDir
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 Arguments = argparse.Namespace
 STAGES = ("train", "eval", "export", "verify")
 _RUN_HELP = "a run's folder or id, or a recipe for its newest run; default: the newest of all"
-_EXPORT_HELP = "an export's folder or id, or a recipe for its newest export; default: the newest of all"
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One command: its line in the help, its arguments, and what it calls. `run` returns the exit code."""
-
-    summary: str
-    add_arguments: Callable[[Parser], object]
-    run: Callable[[Arguments], int]
 
 
 def _train_arguments(parser: Parser) -> None:
@@ -66,12 +56,13 @@ def _pipeline(arguments: Arguments, resume: Path | None) -> int:
     """All stages from training on; of a run that is trained already, those that follow."""
     if resume is None:
         words = with_recipe(arguments.words)
-        load(words)  # every fault of the recipe before the first process
-        return run_stages(words, to=arguments.to, stages=STAGES)
+        loaded = load(words)  # every fault of the recipe before the first process
+        return run_stages(words, to=arguments.to, stages=STAGES, push=loaded.recipe.hub.push)
+    push = _resumed_recipe(resume).recipe.hub.push
     if RunDir(resume).adapter.is_dir():
         console.note("the run is trained already")
-        return run_stages([str(resume)], to=arguments.to, stages=STAGES[1:])
-    return run_stages(["--resume", str(resume)], to=arguments.to, stages=STAGES)
+        return run_stages([str(resume)], to=arguments.to, stages=STAGES[1:], push=push)
+    return run_stages(["--resume", str(resume)], to=arguments.to, stages=STAGES, push=push)
 
 
 def _resumed_recipe(run: Path) -> Loaded:
@@ -119,7 +110,7 @@ def _export(arguments: Arguments) -> int:
 
 
 def _verify_arguments(parser: Parser) -> None:
-    parser.add_argument("export", nargs="?", metavar="EXPORT", help=_EXPORT_HELP)
+    parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
 
 
 def _verify(arguments: Arguments) -> int:
@@ -146,13 +137,14 @@ def _chat(arguments: Arguments) -> int:
 
 def _push_arguments(parser: Parser) -> None:
     _verify_arguments(parser)
-    parser.add_argument("--repo", metavar="ORG/NAME", help="the repository; default: the recipe's hub.repo")
+    parser.add_argument("--repo", metavar="ORG/NAME", help="one repository for everything; default: the recipe's")
+    parser.add_argument("--force", action="store_true", help="push what is not verified; the model card says so")
 
 
 def _push(arguments: Arguments) -> int:
     from toolkit.hub import push_export
 
-    push_export(export_folder(arguments.export), repo=arguments.repo)
+    push_export(export_folder(arguments.export), repo=arguments.repo, force=arguments.force)
     return 0
 
 
@@ -171,6 +163,24 @@ def _check(arguments: Arguments) -> int:
     else:
         show(report)
     return 0 if report.passed else 1
+
+
+def _data_arguments(parser: Parser) -> None:
+    recipe_words(parser)
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many rows to show; default: 3")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _data(arguments: Arguments) -> int:
+    loaded = load(arguments.words)
+    from toolkit.data import look, show
+
+    report = look(loaded, rows=max(0, arguments.rows))
+    if arguments.json:
+        console.raw_json(report.as_json(), indent=2)
+    else:
+        show(report)
+    return 0 if report.enough else 1
 
 
 def _recipes_arguments(parser: Parser) -> None:
@@ -243,9 +253,10 @@ def _rewards_score(arguments: Arguments) -> int:
         raise ToolkitError("a recipe and a file of completions are needed", hint="toolkit rewards score RECIPE FILE")
     recipe, file, *overrides = arguments.words
     loaded = load([recipe, *overrides])
+    from toolkit.preflight import bound_rewards
     from toolkit.rewards.scoring import score_file
 
-    for scores in score_file(loaded.recipe.rewards, Path(file)):
+    for scores in score_file(bound_rewards(loaded.recipe), Path(file), task=loaded.recipe.task):
         console.raw_json(scores)
     return 0
 
@@ -254,7 +265,8 @@ def _rewards_lint(arguments: Arguments) -> int:
     loaded = load(arguments.words)
     from toolkit.preflight import lint_rewards, show_lint
 
-    report = lint_rewards(loaded.recipe)
+    task = loaded.recipe.task
+    report = lint_rewards(loaded.recipe, [*task.rows("train"), *task.rows("heldout")])
     if arguments.json:
         console.raw_json({"schema_version": 1, "passed": report.ok} | report.model_dump(mode="json"), indent=2)
     else:
@@ -268,8 +280,11 @@ VERBS = {
     "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
     "verify": Verb("show that an export answers as the trained model does", _verify_arguments, _verify),
     "chat": Verb("talk to an export in the terminal", _chat_arguments, _chat),
+    "serve": SERVE,
+    "open-webui": OPEN_WEBUI,
     "push": Verb("upload a verified export to the Hugging Face Hub", _push_arguments, _push),
     "check": Verb("find out beforehand what would go wrong with a recipe", _check_arguments, _check),
+    "data": Verb("show a recipe's rows as the model will read them, and their lengths", _data_arguments, _data),
     "recipes": Verb("list the recipes, or show one with the source of each value", _recipes_arguments, _recipes),
     "rewards": Verb("list the rewards, score a file of completions, or lint a recipe", _rewards_arguments, _rewards),
 }

@@ -16,6 +16,55 @@ if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
 
+DECIDED: dict[str, Any] = {
+    # How several rewards become one advantage: the weighted sum, then `scale_rewards`. The other way is GDPO (arXiv 2601.05242).
+    "multi_objective_aggregation": "sum_then_normalize",
+    # The KL estimator of GRPO's paper (arXiv 2402.03300, eq. 4); DeepSeek-V3.2's correction of it is TRL's default.
+    "use_bias_correction_kl": False,
+    # The reference stays the base model: no TR-DPO (arXiv 2404.09656).
+    "sync_ref_model": False,
+    # All tokens are trained on, whatever their entropy (not arXiv 2506.01939) and however far the policy has moved
+    # (not arXiv 2512.02556); no bonus for entropy.
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    # vLLM's log-probabilities and the trainer's differ a little. Uncorrected, as in Unsloth: one algorithm on GPU and CPU.
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
+    "vllm_importance_sampling_clip_min": None,
+    # Nothing is added to what the recipe says of sampling and of the chat template.
+    "generation_kwargs": None,
+    "chat_template_kwargs": None,
+    "vllm_structured_outputs_regex": None,
+    # The model computes as it was loaded.
+    "disable_dropout": False,
+    "cast_lm_head_to_fp32": False,
+    "router_aux_loss_coef": 0.0,
+    "use_liger_kernel": False,
+    # The batch is the recipe's, a resumed run goes on in the data where it stopped, and the last weights are the result.
+    "auto_find_batch_size": False,
+    "ignore_data_skip": False,
+    "load_best_model_at_end": False,
+    # The optimiser and its schedule, where the recipe has no key.
+    "adam_epsilon": 1e-8,
+    "optim_args": None,
+    "optim_target_modules": None,
+    "lr_scheduler_kwargs": None,
+    "neftune_noise_alpha": None,
+}
+"""What decides the algorithm and is no key of a recipe. With TRL's and Unsloth's defaults it would change under a recipe."""
+
+FROM_RECIPE = (
+    "num_generations", "max_completion_length", "max_steps", "learning_rate", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "beta", "loss_type", "scale_rewards", "importance_sampling_level", "epsilon", "epsilon_high",
+    "delta", "num_iterations", "mask_truncated_completions", "adam_beta1", "adam_beta2", "weight_decay", "warmup_steps",
+    "lr_scheduler_type", "max_grad_norm", "save_steps",
+)  # fmt: skip
+"""Keys of `grpo` that TRL knows by the same name."""
+
+
 def load_arguments(recipe: Recipe, setting: Setting, source: str) -> dict[str, Any]:
     """For `FastLanguageModel.from_pretrained`."""
     model = recipe.model
@@ -57,16 +106,11 @@ def checkpointing(recipe: Recipe) -> str | bool:
 def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
     """For `trl.GRPOConfig`."""
     grpo = recipe.grpo
-    passed = (
-        "num_generations", "max_completion_length", "max_steps", "learning_rate", "temperature", "top_p", "top_k", "min_p",
-        "repetition_penalty", "beta", "loss_type", "scale_rewards", "importance_sampling_level", "epsilon", "epsilon_high",
-        "delta", "num_iterations", "mask_truncated_completions", "adam_beta1", "adam_beta2", "weight_decay", "warmup_steps",
-        "lr_scheduler_type", "max_grad_norm", "save_steps",
-    )  # fmt: skip
     passes = grpo.completions_per_step // setting.batch_rows
     return {
         **_common(recipe, setting, folder),
-        **{name: getattr(grpo, name) for name in passed},
+        **DECIDED,
+        **{name: getattr(grpo, name) for name in FROM_RECIPE},
         "optim": setting.optim,
         "per_device_train_batch_size": setting.batch_rows,
         "gradient_accumulation_steps": passes,

@@ -57,7 +57,7 @@ def converted(file: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _one_process(folder):
             if not folder.is_dir():
-                console.say(f"turning {console.untrusted(file.name)} into a checkpoint (once)")
+                console.note(f"turning {console.untrusted(file.name)} into a checkpoint (once)")
                 with replacing(folder) as temporary:
                     _convert(file, temporary)
     return folder

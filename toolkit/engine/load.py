@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.arguments import adapter_arguments, load_arguments
 from toolkit.engine.machine import Machine, Setting, resolve, this_machine
 from toolkit.engine.source import training_source
+from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, refusals
 from toolkit.errors import EngineError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 CHATTER = ("torch.utils._pytree", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops", "torchao")
 """Loggers that warn at import of what a CPU does not need."""
-NO_CHAT_TEMPLATE = "the base model has no chat template, so its prompts cannot be rendered"
 
 
 @dataclass
@@ -42,9 +43,16 @@ class Policy:
         several = configured if isinstance(configured, list) else [configured]
         return tuple(dict.fromkeys(i for i in (self.tokenizer.eos_token_id, *several) if i is not None))
 
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The tokenizer's chat template."""
+        return ChatTemplate(self.tokenizer)
+
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
         """The chat through the template, ready for the answer, as token ids."""
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        with refusals():
+            chat = self.template.chat(messages)
+            return self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
     def text(self, token_ids: list[int]) -> str:
         """Token ids as text, without special tokens."""

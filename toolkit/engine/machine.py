@@ -1,5 +1,10 @@
 """What this machine is, and what of a recipe it has to change. Every change is named with its reason.
 
+The rule for batches: a recipe says prompts per step and group size. Each optimiser step generates prompts * group completions
+once, and goes through them in passes of `batch_rows` completions: whole groups, as many as divide the step's completions
+and fit MICRO_BATCH_TOKENS, or, where not even one group fits, the largest divisor that does. So TRL's batch, accumulation and
+generation batch follow from the recipe and the machine, and only memory depends on the machine.
+
 It loads no model. The numbers come from torch, so the first question costs torch's import.
 """
 

@@ -1,6 +1,7 @@
 """Where a recipe's base model lies: a Hub name, a folder, a GGUF file, or a GGUF file inside a package. It loads nothing.
 
-A GGUF file is turned into a normal checkpoint once (`gguf_checkpoint`) and found again by the hash of its bytes.
+A GGUF file is turned into a normal checkpoint once (`gguf_checkpoint`) and found again by the hash of its bytes. What an
+adapter is merged into, where the base is a 4-bit copy, is found by `sixteen_bit`.
 """
 
 from __future__ import annotations
@@ -11,29 +12,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import EngineError, MissingExtraError
-from toolkit.rundir import sha256_of
+from toolkit.rundir import read_json, sha256_of
 
 if TYPE_CHECKING:
     from toolkit.recipe import Model
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_PREQUANTIZED = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_NOT_NEEDED = ("consolidated*", "*/*")
+"""The same weights a second time, in another format."""
 
 
 def training_source(model: Model) -> str:
     """What `FastLanguageModel.from_pretrained` is given: a Hub name as it stands, else a folder on this machine."""
-    return model.source if is_hub_name(model.source) else str(base_checkpoint(model))
+    return model.source if is_hub_name(model.source) else str(checkpoint_of(model.source))
 
 
 def base_checkpoint(model: Model) -> Path:
-    """The folder of the base model's 16-bit checkpoint; converted or downloaded where it is not here yet.
+    """The folder of the base model's 16-bit checkpoint, as `sixteen_bit.merge_base` finds it without export settings."""
+    from toolkit.engine.sixteen_bit import merge_base
+    from toolkit.recipe.schema import Export
 
-    An adapter is merged into this one, never into a 4-bit copy: of a name that ends in -bnb-4bit, its 16-bit twin is taken.
-    """
-    if is_hub_name(model.source):
-        return _from_hub(_PREQUANTIZED.sub("", model.source), model.revision)
-    path = local_path(model.source)
+    return merge_base(model, Export()).folder
+
+
+def checkpoint_of(source: str, revision: str | None = None) -> Path:
+    """The folder of a source's checkpoint as it is, 4-bit copies too; converted or downloaded where it is not here yet."""
+    if is_hub_name(source):
+        return from_hub(source, revision)
+    path = local_path(source)
     if path.is_file():
         from toolkit.engine.gguf_checkpoint import converted
 
@@ -64,7 +72,8 @@ def _in_package(source: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / file
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def from_hub(name: str, revision: str | None = None, *, files: tuple[str, ...] = _FILES) -> Path:
+    """The folder of a Hub model's files: from the cache where they are there, else (or where they changed) downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -74,8 +83,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     )
 
     try:
-        patterns = ["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        snapshot = snapshot_download(name, revision=revision, allow_patterns=[*files], ignore_patterns=[*_NOT_NEEDED])
     except GatedRepoError as error:
         hint = f"accept its terms on the model's page ({name}), then: hf auth login"
         raise EngineError(f"{name} is gated", hint=hint) from error
@@ -84,13 +92,25 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         hint = "connect to the Hub, or set model.source to a folder or a GGUF file"
         raise EngineError(f"{name} cannot be downloaded: {type(error).__name__}", hint=hint) from error
+    if files == _FILES:
+        _require_weights(Path(snapshot), name)
+    return Path(snapshot)
+
+
+def _require_weights(folder: Path, name: str) -> None:
+    """A cache that is used offline may hold the small files only, or some of the shards."""
+    index = folder / _WEIGHTS[1]
+    wanted = set(read_json(index)["weight_map"].values()) if index.is_file() else {_WEIGHTS[0]}
+    if missing := sorted(file for file in wanted if not (folder / file).is_file()):
+        what = f"{name} lies in the cache without {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
+        raise EngineError(what, where=str(folder), hint="connect to the Hub once, without HF_HUB_OFFLINE")
 
 
 def source_fingerprint(model: Model) -> str:
-    """A hash of the base model's weights: of its safetensors files, in name order."""
+    """A hash of the weights that are trained on: of the source's safetensors files, in name order."""
     import hashlib
 
     digest = hashlib.sha256()
-    for file in sorted(base_checkpoint(model).glob("*.safetensors")):
+    for file in sorted(checkpoint_of(model.source, model.revision).glob("*.safetensors")):
         digest.update(f"{file.name} {sha256_of(file)}\n".encode())
     return digest.hexdigest()

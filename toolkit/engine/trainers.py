@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.engine.arguments import grpo_arguments, warmup_arguments
+from toolkit.engine.arguments import DECIDED, FROM_RECIPE, grpo_arguments, warmup_arguments
 from toolkit.engine.lean import exact_for, lean_trainer
 from toolkit.engine.load import Policy, quiet_progress
 from toolkit.engine.machine import return_memory
-from toolkit.engine.rollout import ROW_COLUMN, RewardRecorder, rollouts
+from toolkit.engine.resample import resampling_trainer
+from toolkit.engine.rollout import ROW_COLUMN, Entry, RewardRecorder, rollouts
+from toolkit.engine.surroundings import surroundings
+from toolkit.errors import EngineError
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 WarmupStep = Callable[[int, dict[str, Any]], bool]
 """Called after a supervised step with its number and logs; True asks to stop."""
-GrpoStep = Callable[[int, dict[str, Any], list[dict[str, Any]]], bool]
+GrpoStep = Callable[[int, dict[str, Any], list[Entry]], bool]
 """Called after a GRPO step with its number, logs and completions; True asks to save and stop."""
 
 
@@ -35,7 +39,7 @@ def run_warmup(
     from datasets import Dataset
 
     rows = [
-        {"prompt": prompt, "completion": [{"role": "assistant", "content": completion}]}
+        {"prompt": policy.template.chat(prompt), "completion": [{"role": "assistant", "content": completion}]}
         for prompt, completion in examples
     ]
     with quiet_progress():
@@ -60,7 +64,9 @@ def run_grpo(
     resume: Path | None,
 ) -> bool:
     """GRPO on these rows from the adapter in `policy`, or from a checkpoint. False where `on_step` stopped it early."""
-    recorder = RewardRecorder(recipe.rewards, {row.id: row for row in rows})
+    around = surroundings(recipe, policy)
+    rewards = [reward.within(around) for reward in recipe.rewards]
+    recorder = RewardRecorder(rewards, {row.id: row for row in rows}, stop_token_ids=policy.stop_token_ids)
     callback = _after_each_step(lambda step, logs: on_step(step, logs, recorder.take()))
     with quiet_progress():
         trainer = build_grpo_trainer(policy, recipe, rows, recorder, folder, [callback])
@@ -81,19 +87,38 @@ def build_grpo_trainer(
     from datasets import Dataset
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # prints whole completions that nobody judged
     lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)
     kind: Any = lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
+    if recipe.grpo.resample_rounds:
+        kind = resampling_trainer(kind, recorder, recipe, [row.id for row in rows])
     trainer = kind(
         model=policy.model,
-        args=trl.GRPOConfig(**grpo_arguments(recipe, policy.setting, folder)),
-        train_dataset=Dataset.from_list([{"prompt": recipe.task.messages(row), ROW_COLUMN: row.id} for row in rows]),
+        args=_as_asked(trl.GRPOConfig, grpo_arguments(recipe, policy.setting, folder)),
+        train_dataset=Dataset.from_list(
+            [{"prompt": policy.template.chat(recipe.task.messages(row)), ROW_COLUMN: row.id} for row in rows]
+        ),
         reward_funcs=recorder.functions,
         processing_class=policy.tokenizer,
         callbacks=callbacks,
         **({} if policy.setting.fast_inference else {"rollout_func": rollouts(policy, recipe)}),
     )
     _without_printer(trainer)
+    if "ref" in policy.model.peft_config:
+        # TRL's copy of the adapter as it is now. Without it the KL term's reference is the base model, as in Unsloth's trainer.
+        policy.model.delete_adapter("ref")
     return trainer
+
+
+def _as_asked(kind: Any, arguments: dict[str, Any]) -> Any:
+    """The configuration with these arguments. Unsloth's replaces some that it holds for mistakes: that is an error here."""
+    config = kind(**arguments)
+    for name in (*DECIDED, *FROM_RECIPE):
+        held, asked = getattr(config, name), arguments[name]
+        if held != asked:
+            hint = f"grpo.{name}: {held}" if name in FROM_RECIPE else None
+            raise EngineError(f"the trainer would use {name} {held!r} where {asked!r} was asked for", hint=hint)
+    return config
 
 
 def _without_printer(trainer: Any) -> None:

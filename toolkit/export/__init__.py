@@ -8,55 +8,33 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
+from toolkit import console
 from toolkit.errors import ExportError
 from toolkit.export.adapter import CONFIG, WEIGHTS
+from toolkit.export.calibration import importance_of
 from toolkit.export.checkpoint import open_checkpoint
 from toolkit.export.folder import read_json, write_folder
-from toolkit.export.gguf import SCRATCH, check_space, gguf_name, write_ggufs
+from toolkit.export.gguf import IMATRIX, SCRATCH, Ggufs, without_imatrix, write_ggufs
+from toolkit.export.lora import fitting_adapter, lora_name, write_lora
 from toolkit.export.merge import merge
+from toolkit.export.record import ExportedFile, ExportRecord, FilePart
+from toolkit.export.space import check_space
 from toolkit.llamacpp import GgufFile, check_type, versions
 from toolkit.rundir import EXPORTS, SCHEMA, ExportDir, RunDir, replacing, sha256_of, write_json
 
-MERGED, ADAPTER, RECIPE, MANIFEST, CERTIFICATE = (
-    "merged",
-    "adapter",
-    "recipe.json",
-    "manifest.json",
-    "verify.json",
-)
+if TYPE_CHECKING:
+    from toolkit.engine.sixteen_bit import MergeBase
+    from toolkit.recipe import Recipe
+    from toolkit.recipe.schema import Export
 
+__all__ = ["ADAPTER", "ExportRecord", "ExportedFile", "FilePart", "export_run"]
 
-class ExportedFile(BaseModel):
-    """One GGUF file. `tensor_types` counts what is in it, which for small models is not what the type's
-    name says."""
-
-    model_config = ConfigDict(frozen=True)
-
-    file: str
-    type: str
-    sha256: str
-    size_bytes: int
-    tensor_types: dict[str, int]
-
-
-class ExportRecord(BaseModel):
-    """The export's manifest.json, and the folder that it lies in."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    run: str
-    base: dict[str, Any]
-    adapter: dict[str, Any]
-    merged: dict[str, Any]
-    files: list[ExportedFile]
-    versions: dict[str, str]
-    warnings: list[str]
-    folder: Path
+ADAPTER = "adapter"
+LOSSY = "merged into weights that were computed back from 4 bits, not into the 16-bit original"
 
 
 def export_run(
@@ -67,7 +45,7 @@ def export_run(
     `merged=False` asks for the GGUF files alone; the merged folder stays beside them all the same, because
     they come from it and `verify` compares with it.
     """
-    from toolkit.engine.source import base_checkpoint
+    from toolkit.engine.sixteen_bit import merge_base
     from toolkit.recipe import load_resolved
 
     source = RunDir(run.resolve())
@@ -78,42 +56,61 @@ def export_run(
     if not kinds and not merged:
         raise ExportError("nothing to export: no merged folder and no GGUF type", hint="toolkit export RUN")
     target = ExportDir(EXPORTS / source.path.name if out is None else out)
-    made_with = versions() if kinds else {}
-    base = base_checkpoint(recipe.model)
-    _prepare(target, base, kinds)
-    written = _write_merged(base, source.adapter, target.merged)
-    files, warnings = _write_ggufs(target, source.path.name, kinds, written["dtype"])
+    made_with = _check_wishes(kinds, recipe.export, source.adapter)
+    base = merge_base(recipe.model, recipe.export)
+    _prepare(target, base.folder, source.adapter, kinds, recipe.export)
+    if base.lossy:
+        console.warn(LOSSY)
+    written = _write_merged(base.folder, source.adapter, target.merged)
+    ggufs = _write_ggufs(target, source.path.name, kinds, written["dtype"], recipe)
     _copy_adapter(source.adapter, target.path / ADAPTER, recipe.model.source)
+    lora = _write_lora(target, source.path.name) if recipe.export.lora_gguf else None
     with replacing(target.recipe) as temporary:
         shutil.copyfile(source.recipe, temporary)
     record = ExportRecord(
         run=source.path.name,
-        base={
-            "source": recipe.model.source,
-            "revision": recipe.model.revision,
-            **_hashes(base, "*.safetensors"),
-        },
+        base=_describe_base(base, recipe),
         adapter=_hashes(target.path / ADAPTER),
         merged=written,
-        files=files,
+        files=[_describe(paths, kind) for kind, paths in ggufs.files.items()],
         versions=made_with,
-        warnings=warnings,
+        warnings=[*([LOSSY] if base.lossy else []), *ggufs.warnings],
         folder=target.path,
+        imatrix=_describe_imatrix(target.path, ggufs),
+        lora=lora,
     )
     write_json(target.manifest, {"schema": SCHEMA, **record.model_dump(mode="json", exclude={"folder"})})
     return record
 
 
-def _prepare(target: ExportDir, base: Path, kinds: list[str]) -> None:
-    """Check everything that can be known, then take away what an earlier export left."""
+def _check_wishes(kinds: list[str], settings: Export, adapter: Path) -> dict[str, str]:
+    """Versions of what writes the GGUF files, all of which it can write."""
     for kind in kinds:
         check_type(kind)
+    needing = without_imatrix(kinds)
+    if needing and not settings.imatrix:
+        what = f"{', '.join(needing)} can only be written with an importance matrix"
+        raise ExportError(what, hint="export.imatrix=true, or other types in export.gguf")
+    if settings.lora_gguf:
+        fitting_adapter(adapter)
+    return versions() if kinds or settings.lora_gguf else {}
+
+
+def _prepare(target: ExportDir, base: Path, adapter: Path, kinds: list[str], settings: Export) -> None:
+    """Check everything that can be known, then take away what an earlier export left."""
     checkpoint = open_checkpoint(base)
     target.path.mkdir(parents=True, exist_ok=True)
     for path in target.path.glob(f"{SCRATCH}*"):
         shutil.rmtree(path, ignore_errors=True)
-    earlier = list(target.path.glob("*.gguf"))
-    check_space(target.path, checkpoint, kinds, freed_bytes=sum(path.stat().st_size for path in earlier))
+    earlier = [*target.path.glob("*.gguf"), target.path / IMATRIX]
+    check_space(
+        target.path,
+        checkpoint,
+        kinds,
+        adapter_bytes=(adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0,
+        split_bytes=settings.max_shard_bytes,
+        freed_bytes=sum(path.stat().st_size for path in earlier if path.is_file()),
+    )
     for path in [target.manifest, target.certificate, *earlier]:
         path.unlink(missing_ok=True)
 
@@ -122,21 +119,30 @@ def _write_merged(base: Path, adapter: Path, target: Path) -> dict[str, Any]:
     with replacing(target) as staging:
         staging.mkdir()
         written = merge(base, adapter, staging)
-        write_folder(base, adapter, staging, dtype=written.dtype)
+        write_folder(base, adapter, staging, dtype=written.dtype, unties=written.unties)
     return {"dtype": written.dtype, "changed": list(written.changed), **_hashes(target)}
 
 
-def _write_ggufs(target: ExportDir, name: str, kinds: list[str], dtype: str) -> tuple[list[ExportedFile], list[str]]:
-    folder = target.path
-    warnings = write_ggufs(target.merged, folder, name=name, kinds=kinds, dtype=dtype) if kinds else []
-    return [_describe(folder / gguf_name(name, kind), kind) for kind in kinds], warnings
+def _write_ggufs(target: ExportDir, name: str, kinds: list[str], dtype: str, recipe: Recipe) -> Ggufs:
+    if not kinds:
+        return Ggufs({}, [], None)
+    return write_ggufs(
+        target.merged,
+        target.path,
+        name=name,
+        kinds=kinds,
+        dtype=dtype,
+        max_bytes=recipe.export.max_shard_bytes,
+        importance_of=partial(importance_of, recipe) if recipe.export.imatrix else None,
+    )
 
 
 def _copy_adapter(adapter: Path, target: Path, source: str) -> None:
     """The adapter as PEFT loads it, without the path that its base had on this machine."""
+    from toolkit.engine.source import is_hub_name
+
     config = read_json(adapter / CONFIG)
-    on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~", "package:")) and not Path(source).exists()
-    config["base_model_name_or_path"] = source if on_hub else None
+    config["base_model_name_or_path"] = source if is_hub_name(source) else None
     with replacing(target) as staging:
         staging.mkdir()
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
@@ -144,14 +150,44 @@ def _copy_adapter(adapter: Path, target: Path, source: str) -> None:
         shutil.copyfile(adapter / WEIGHTS, staging / WEIGHTS)
 
 
-def _describe(path: Path, kind: str) -> ExportedFile:
+def _write_lora(target: ExportDir, name: str) -> dict[str, Any]:
+    """In the adapter's folder, with its hash."""
+    path = target.path / ADAPTER / lora_name(name)
+    write_lora(target.path / ADAPTER, path, base=target.merged, name=name)
+    return {"file": f"{ADAPTER}/{path.name}", "sha256": sha256_of(path), "size_bytes": path.stat().st_size}
+
+
+def _describe_base(base: MergeBase, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "source": recipe.model.source,
+        "revision": recipe.model.revision,
+        "merged_into": {"name": base.name, "found": base.found, "lossy": base.lossy, "commit": _commit(base.folder)},
+        **_hashes(base.folder, "*.safetensors"),
+    }
+
+
+def _commit(folder: Path) -> str | None:
+    """The Hub's commit, in whose name its cache keeps the files."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def _describe(paths: Sequence[Path], kind: str) -> ExportedFile:
+    parts = [FilePart(file=path.name, sha256=sha256_of(path), size_bytes=path.stat().st_size) for path in paths]
     return ExportedFile(
-        file=path.name,
+        file=paths[0].name,
         type=kind,
-        sha256=sha256_of(path),
-        size_bytes=path.stat().st_size,
-        tensor_types=GgufFile(path).tensor_types,
+        sha256=parts[0].sha256,
+        size_bytes=sum(part.size_bytes for part in parts),
+        tensor_types=GgufFile(paths[0]).tensor_types,
+        parts=parts if len(parts) > 1 else [],
     )
+
+
+def _describe_imatrix(folder: Path, ggufs: Ggufs) -> dict[str, Any] | None:
+    if (used := ggufs.importance) is None:
+        return None
+    counts = {"dataset": used.dataset, "texts": used.n_texts, "tokens": used.n_tokens}
+    return {"file": IMATRIX, "sha256": sha256_of(folder / IMATRIX), **counts}
 
 
 def _hashes(folder: Path, pattern: str = "*") -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Reads a PEFT LoRA adapter: which module of the base gets which change. It refuses what merge.py cannot
-do exactly."""
+"""Reads a PEFT LoRA adapter: which module of the base gets which change, and where its numbers lie.
+
+It refuses what merge.py cannot do exactly, and loads no weights.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,10 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolkit.errors import ExportError
-
-if TYPE_CHECKING:
-    import torch
+from toolkit.export.checkpoint import DTYPES, Place, read_shard
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -36,42 +36,54 @@ SAFE_INITS = (None, True, False, "gaussian", "orthogonal", "eva", "lora_ga")
 base."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LoraChange:
-    """W + scale · B·A, and for DoRA each row scaled to the length `magnitude`."""
+    """W + scale · B·A, and for DoRA each row scaled to the length `magnitude`. Of an embedding, whose factors lie
+    transposed: W + scale · (B·A)ᵀ."""
 
-    down: torch.Tensor
-    up: torch.Tensor
+    down: Place
+    up: Place
     scale: float
-    magnitude: torch.Tensor | None = None
+    magnitude: Place | None = None
+    embedding: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.up.shape[0], self.down.shape[1])
+        rows, columns = self.up.shape[0], self.down.shape[1]
+        return (columns, rows) if self.embedding else (rows, columns)
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+
+Change = LoraChange | Place
+"""What happens to a tensor of the base: it is added to, or another one stands in its place."""
 
 
 @dataclass(slots=True)
 class Adapter:
-    """Changes by module path (`model.layers.0.mlp.up_proj`), and tensors to put in place of the base's by
-    name."""
+    """Changes by module path (`model.layers.0.mlp.up_proj`), tensors to put in place of the base's by name, and the
+    copies of base weights that PEFT stores beside adapted embeddings, by module path. All lie in `file`."""
 
+    file: Path
     changes: dict[str, LoraChange] = field(default_factory=dict)
-    replaced: dict[str, torch.Tensor] = field(default_factory=dict)
+    replaced: dict[str, Place] = field(default_factory=dict)
+    copies: dict[str, Place] = field(default_factory=dict)
+    ties: bool = False
+    """Whether a change of the embedding is one of the tied output head, too (`ensure_weight_tying`)."""
 
 
 def read_adapter(folder: Path) -> Adapter:
     """The adapter, complete and understood in every key."""
-    from safetensors.torch import load_file
-
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ExportError(f"no adapter here: {CONFIG} and {WEIGHTS} are expected", where=str(folder))
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     _refuse_unknown(config, folder)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except Exception as error:  # safetensors has its own error classes for damaged files
-        raise ExportError(f"the adapter cannot be read: {error}", where=str(folder / WEIGHTS)) from error
-    return _sort(tensors, config, folder)
+    places = read_shard(folder / WEIGHTS).tensors
+    if odd := next((place.dtype for place in places.values() if place.dtype not in DTYPES), None):
+        raise ExportError(f"the adapter's weights are stored as {odd}", where=str(folder / WEIGHTS))
+    return _sort(places, config, folder)
 
 
 def _refuse_unknown(config: dict[str, Any], folder: Path) -> None:
@@ -89,32 +101,49 @@ def _refuse_unknown(config: dict[str, Any], folder: Path) -> None:
 _EMPTY: tuple[Any, ...] = (None, False, {}, [], "", "none", "megatron.core")
 
 
-def _sort(tensors: dict[str, torch.Tensor], config: dict[str, Any], folder: Path) -> Adapter:
-    adapter, parts = Adapter(), {"lora_A": {}, "lora_B": {}, "lora_magnitude_vector": {}}
-    for key, tensor in sorted(tensors.items()):
+_PARTS = re.compile(
+    r"(.+)\.(lora_A|lora_B|lora_magnitude_vector|lora_embedding_A|lora_embedding_B|base_layer)(\.weight)?"
+)
+
+
+def _sort(places: dict[str, Place], config: dict[str, Any], folder: Path) -> Adapter:
+    adapter = Adapter(folder / WEIGHTS, ties=bool(config.get("ensure_weight_tying")))
+    parts: dict[str, dict[str, Place]] = {}
+    for key, place in sorted(places.items()):
         if not key.startswith(PREFIX):
-            raise ExportError(f"adapter key {key} does not begin with {PREFIX}", where=str(folder / WEIGHTS))
+            raise ExportError(f"adapter key {key} does not begin with {PREFIX}", where=str(adapter.file))
         path = key.removeprefix(PREFIX)
-        found = re.fullmatch(r"(.+)\.(lora_A|lora_B|lora_magnitude_vector)(\.weight)?", path)
-        if found:
-            parts[found[2]][found[1]] = tensor
+        if found := _PARTS.fullmatch(path):
+            parts.setdefault(found[1], {})[found[2]] = place
         elif "lora_" in path:
-            raise ExportError(f"adapter key {key} is of a kind that cannot be merged", where=str(folder / WEIGHTS))
+            raise ExportError(f"adapter key {key} is of a kind that cannot be merged", where=str(adapter.file))
         else:
-            adapter.replaced[path] = tensor
-    downs, ups, magnitudes = parts.values()
-    if unpaired := sorted(downs.keys() ^ ups.keys()) + sorted(magnitudes.keys() - downs.keys()):
-        raise ExportError(f"the adapter holds only half of {unpaired[0]}", where=str(folder / WEIGHTS))
-    if bool(config.get("use_dora")) != bool(magnitudes) or (magnitudes and magnitudes.keys() != downs.keys()):
-        raise ExportError("use_dora and the adapter's magnitude vectors disagree", where=str(folder))
+            adapter.replaced[path] = place
+    for path, found_parts in parts.items():
+        if "base_layer" in found_parts:
+            adapter.copies[path] = found_parts.pop("base_layer")
+        adapter.changes[path] = _change(path, found_parts, config, folder)
     if bool(config.get("modules_to_save")) != bool(adapter.replaced):
         raise ExportError("modules_to_save and the adapter's tensors disagree", where=str(folder))
-    for path, down in downs.items():
-        scale = scale_of(path, int(down.shape[0]), config)
-        adapter.changes[path] = LoraChange(down, ups[path], scale, magnitudes.get(path))
     if not adapter.changes and not adapter.replaced:
         raise ExportError("the adapter is empty", where=str(folder))
     return adapter
+
+
+def _change(path: str, parts: dict[str, Place], config: dict[str, Any], folder: Path) -> LoraChange:
+    """One module's change, from all its parts and no other."""
+    kinds, dora = set(parts), bool(config.get("use_dora"))
+    if kinds == {"lora_embedding_A", "lora_embedding_B"} and not dora:
+        down, up = parts["lora_embedding_A"], parts["lora_embedding_B"]
+        return LoraChange(down, up, scale_of(path, down.shape[0], config), embedding=True)
+    if not kinds >= {"lora_A", "lora_B"}:
+        raise ExportError(f"the adapter holds only half of {path}", where=str(folder / WEIGHTS))
+    if ("lora_magnitude_vector" in kinds) != dora:
+        raise ExportError("use_dora and the adapter's magnitude vectors disagree", where=str(folder))
+    down, up = parts["lora_A"], parts["lora_B"]
+    if len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
+        raise ExportError(f"{path}: factors of {down.shape} and {up.shape}", where=str(folder / WEIGHTS))
+    return LoraChange(down, up, scale_of(path, down.shape[0], config), parts.get("lora_magnitude_vector"))
 
 
 def scale_of(path: str, rank: int, config: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""A safetensors checkpoint on the disk: its shards, the place of every tensor in them. It loads no weights.
+"""Safetensors files on the disk: a model's shards, the place of every tensor in them, and some rows of one. It changes nothing.
 
 The format is a length, a JSON header and the bytes of the tensors, so that a merged copy can keep the header
 and the bytes of every tensor that it does not change exactly as they are.
@@ -7,16 +7,27 @@ and the bytes of every tensor that it does not change exactly as they are.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from toolkit.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
+
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""Types of plain weights, by their name in a header -> in torch."""
+
+BLOCK_WEIGHTS = 2**21
+"""How many weights are worked on at a time: 8 MB in fp32, whatever the size of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +39,29 @@ class Place:
     begin: int
     end: int
 
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return (self.end - self.begin) // max(1, self.n_rows)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """First and last row (exclusive) of each block."""
+        step = max(1, BLOCK_WEIGHTS // max(1, math.prod(self.shape[1:])))
+        for first in range(0, self.n_rows, step):
+            yield first, min(first + step, self.n_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file; `tensors` in the order in which they lie in it."""
+    """One safetensors file; `tensors` in the order in which they lie in it, `metadata` as its header has it."""
 
     path: Path
     header_bytes: int
     tensors: dict[str, Place]
+    metadata: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,9 @@ class Checkpoint:
     @property
     def tensors(self) -> dict[str, Place]:
         return {name: place for shard in self.shards for name, place in shard.tensors.items()}
+
+    def shard_of(self, name: str) -> Shard:
+        return next(shard for shard in self.shards if name in shard.tensors)
 
     @property
     def size_bytes(self) -> int:
@@ -80,8 +109,11 @@ def read_shard(path: Path) -> Shard:
         length = int.from_bytes(handle.read(8), "little")
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise ExportError("not a safetensors file, or cut short", where=str(path))
-        header: dict[str, Any] = json.loads(handle.read(length))
-    header.pop("__metadata__", None)
+        try:
+            header: dict[str, Any] = json.loads(handle.read(length))
+        except ValueError as error:
+            raise ExportError(f"not a safetensors file: {error}", where=str(path)) from error
+    metadata = header.pop("__metadata__", None)
     start = 8 + length
     places = {
         name: Place(entry["dtype"], tuple(entry["shape"]), *(start + offset for offset in entry["data_offsets"]))
@@ -94,4 +126,31 @@ def read_shard(path: Path) -> Shard:
         end = place.end
     if end != size:
         raise ExportError(f"the file has {size} bytes, its header speaks of {end}", where=str(path))
-    return Shard(path, start, places)
+    return Shard(path, start, places, metadata)
+
+
+def header_of(shard: Shard, added: dict[str, Place]) -> bytes:
+    """The shard's header with more tensors behind its own; their places count for nothing but type, shape and size."""
+    at, entries = 0, {}
+    for name, place in [*shard.tensors.items(), *added.items()]:
+        size = place.end - place.begin
+        entries[name] = {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [at, at + size]}
+        at += size
+    content = ({"__metadata__": shard.metadata} if shard.metadata else {}) | entries
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8, as the library writes them
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_rows(handle: BinaryIO, place: Place, first: int = 0, last: int | None = None) -> torch.Tensor:
+    """Some rows of a tensor, or all of it, in its own type and in memory of its own."""
+    import torch
+
+    last = place.n_rows if last is None else last
+    data = bytearray((last - first) * place.row_bytes)
+    handle.seek(place.begin + first * place.row_bytes)
+    if handle.readinto(data) != len(data):  # type: ignore[attr-defined]
+        raise ExportError("a file of weights ends too early; it changed while being read")
+    if not data:
+        return torch.empty((last - first, *place.shape[1:]), dtype=getattr(torch, DTYPES[place.dtype]))
+    return torch.frombuffer(data, dtype=getattr(torch, DTYPES[place.dtype])).reshape(last - first, *place.shape[1:])

@@ -12,11 +12,13 @@ from typing import Any
 
 from toolkit import rundir
 from toolkit.errors import ExportError
+from toolkit.export.tokenizer_model import is_needed, write_tokenizer_model
 from toolkit.llamacpp import render_chat
 
 TOKENIZER = "tokenizer.json"
+SENTENCEPIECE = "tokenizer.model"
 TOKENIZER_FILES = (
-    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    SENTENCEPIECE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
 )  # fmt: skip
 TEMPLATE = "chat_template.jinja"
 MACHINE_KEYS = frozenset(
@@ -30,17 +32,27 @@ MACHINE_KEYS = frozenset(
     }
 )
 TRAINING_KEYS = frozenset({"quantization_config", "unsloth_version", "unsloth_fixed", "use_cache"})
+ENDS = {
+    "<|eot_id|>": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+    "<end_of_turn>": ("<eos>", "<end_of_turn>"),
+}
+"""End of a turn -> every token that ends an answer in that family, as Meta (Llama 3.1 on) and Google (Gemma) publish it in
+generation_config.json, which copies of their models do not always keep."""
 LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
-def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str) -> None:
-    """All files but the weights. The template is the run's own, where it saved one beside the adapter."""
-    _write_json(out / "config.json", config_of(read_json(base / "config.json"), dtype))
+def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str, unties: bool = False) -> None:
+    """All files but the weights. The template is the run's own, where it saved one beside the adapter. `unties`: the
+    output head is a tensor of its own now."""
+    config = config_of(read_json(base / "config.json"), dtype)
+    _write_json(out / "config.json", untied(config) if unties else config)
     for name in TOKENIZER_FILES:
         _copy_if_there(base / name, out / name)
     if (base / TOKENIZER).is_file():
         _write_tokenizer(base / TOKENIZER, out / TOKENIZER)
-    elif not (base / "tokenizer.model").is_file():
+        if not (base / SENTENCEPIECE).is_file() and is_needed(config, read_json(base / TOKENIZER)):
+            write_tokenizer_model(read_json(base / TOKENIZER), out / SENTENCEPIECE)
+    elif not (base / SENTENCEPIECE).is_file():
         raise ExportError("the base model has no tokenizer.json and no tokenizer.model", where=str(base))
     for pattern in LICENCES:
         for path in sorted(base.glob(pattern)):
@@ -79,6 +91,13 @@ def config_of(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     return kept | {"dtype": dtype, "use_cache": True}
 
 
+def untied(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the same model with an output head of its own."""
+    text = config.get("text_config")
+    inner = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    return config | inner | {"tie_word_embeddings": False}
+
+
 def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
     """tokenizer_config.json with the chat template inline and the special tokens spelled out for
     converters."""
@@ -100,14 +119,14 @@ def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
 
 def generation_of(generation: dict[str, Any], config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The base's generation config with every token that ends an answer: its own, the config's, the
-    tokenizer's and the one that the chat template writes after an assistant's turn."""
+    tokenizer's, the one that the chat template writes after an assistant's turn, and its family's."""
     settings, ids = read_json(folder / "tokenizer_config.json"), special_ids(folder)
     text_config = config.get("text_config") or {}
     stops = _as_list(generation.get("eos_token_id")) or _as_list(config.get("eos_token_id"))
     stops += _as_list(text_config.get("eos_token_id")) if not stops else []
-    eos = token_text(settings.get("eos_token"))
-    named = [token for token in (eos, turn_end(settings, ids)) if token in ids]
-    stops += [ids[token] for token in named]
+    ends = (token_text(settings.get("eos_token")), turn_end(settings, ids))
+    family = [token for end in ends for token in ENDS.get(end or "", ())]
+    stops += [ids[token] for token in (*ends, *family) if token in ids]
     distinct = sorted(set(stops))
     if not distinct:
         raise ExportError("no token is known to end an answer: neither config nor tokenizer names one")

@@ -1,120 +1,132 @@
-"""Merges a LoRA adapter into a 16-bit checkpoint, tensor by tensor from disk to disk. It knows no model
-class.
+"""Merges a LoRA adapter into a 16-bit checkpoint, rows by rows from disk to disk. It knows no model class.
 
 Arithmetic is fp32 with one rounding to the base's type; every tensor that the adapter does not name is copied
-byte for byte. Only one tensor is in memory at a time, whatever the size of the model.
+byte for byte. Only some rows of one tensor are in memory at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from toolkit.errors import ExportError
-from toolkit.export.adapter import Adapter, LoraChange, read_adapter
-from toolkit.export.checkpoint import Checkpoint, Place, Shard, open_checkpoint
+from toolkit.export.adapter import Change, read_adapter
+from toolkit.export.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    Place,
+    Shard,
+    header_of,
+    open_checkpoint,
+    read_rows,
+)
+from toolkit.export.match import Plan, match
 
 if TYPE_CHECKING:
     import torch
 
 COPY_BYTES = 16 * 2**20
 
-RENAMES = (("", ""), ("model.language_model.", "language_model.model."), ("model.language_model.", "model."))
-"""Beginnings of module paths in memory -> in the checkpoint. transformers renames the text part of models
-that also see pictures; one rule must fit all keys of an adapter."""
-
-Change = Callable[["torch.Tensor"], "torch.Tensor"]
+Rows = Callable[["torch.Tensor", int, int], "torch.Tensor"]
+"""Rows `first` to `last` of a tensor in fp32 -> what they become."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was written: the tensors that the adapter changed, and the type of the weights."""
+    """What was written: the tensors that the adapter changed or added, and the type of the weights."""
 
     changed: tuple[str, ...]
     dtype: str
     size_bytes: int
+    unties: bool
+    """Whether the output head is a tensor of its own now."""
 
 
 def merge(base: Path, adapter: Path, out: Path) -> Merged:
     """Write the merged shards (and index) into the folder `out`, under the base's file names."""
     checkpoint = open_checkpoint(base)
-    changes = match(read_adapter(adapter), checkpoint)
-    for shard in checkpoint.shards:
-        _write_shard(shard, out / shard.path.name, changes)
+    tuned = read_adapter(adapter)
+    plan = match(tuned, checkpoint)
+    with open(tuned.file, "rb") as factors:
+        for name, copy in plan.copies.items():
+            _compare(checkpoint, name, factors, copy)
+        for shard in checkpoint.shards:
+            _write_shard(shard, out / shard.path.name, plan, factors)
     if checkpoint.index:
-        shutil.copyfile(checkpoint.index, out / checkpoint.index.name)
-    first = checkpoint.tensors[min(changes)]
-    return Merged(tuple(sorted(changes)), DTYPES[first.dtype], checkpoint.size_bytes)
+        _write_index(checkpoint, out, plan)
+    size = sum((out / shard.path.name).stat().st_size for shard in checkpoint.shards)
+    first = checkpoint.tensors[min([*plan.changes, *(origin for origin, _ in plan.added.values())])]
+    return Merged(plan.changed, DTYPES[first.dtype], size, plan.unties)
 
 
-DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+def _compare(checkpoint: Checkpoint, name: str, factors: BinaryIO, copy: Place) -> None:
+    """ExportError where the adapter was trained beside other weights than the base's."""
+    import torch
+
+    with open(checkpoint.shard_of(name).path, "rb") as source:
+        for first, last in copy.blocks():
+            stored = read_rows(source, checkpoint.tensors[name], first, last)
+            if not torch.equal(stored, read_rows(factors, copy, first, last).to(stored.dtype)):
+                raise ExportError(f"the adapter holds a copy of {name} that differs from the base", where=factors.name)
 
 
-def match(adapter: Adapter, checkpoint: Checkpoint) -> dict[str, Change]:
-    """Tensor name in the checkpoint -> its change. Exact and one to one, or an error with examples of both
-    sides."""
-    places = checkpoint.tensors
-    wanted: dict[str, Change] = {f"{path}.weight": _lora(change) for path, change in adapter.changes.items()}
-    wanted |= {name: _replacement(tensor) for name, tensor in adapter.replaced.items()}
-    shapes = {f"{path}.weight": change.shape for path, change in adapter.changes.items()}
-    shapes |= {name: tuple(tensor.shape) for name, tensor in adapter.replaced.items()}
-    for old, new in RENAMES:
-        renamed = {name: new + name.removeprefix(old) for name in wanted if name.startswith(old)}
-        if len(renamed) == len(wanted) and all(name in places for name in renamed.values()):
-            break
-    else:
-        _raise_unmatched(sorted(wanted), places)
-    for name, there in renamed.items():
-        if shapes[name] != places[there].shape:
-            raise ExportError(f"{name} is {shapes[name]} in the adapter, {places[there].shape} in the base")
-        if places[there].dtype not in DTYPES:
-            raise ExportError(
-                f"{there} is stored as {places[there].dtype}: an adapter is merged into 16-bit weights only",
-                where=str(checkpoint.folder),
-            )
-    return {renamed[name]: change for name, change in wanted.items()}
-
-
-def _raise_unmatched(wanted: list[str], places: dict[str, Place]) -> None:
-    missing = [name for name in wanted if name not in places]
-    tied = " (this base ties its head to the embedding)" if missing == ["lm_head.weight"] else ""
-    raise ExportError(
-        f"{len(missing)} of the adapter's {len(wanted)} tensors are not in the base{tied}.\n"
-        f"adapter: {', '.join(missing[:3])}\nbase:    {', '.join(sorted(places)[:3])}"
-    )
-
-
-def _lora(change: LoraChange) -> Change:
-    def apply(weight: torch.Tensor) -> torch.Tensor:
-        weight += (change.up.float() @ change.down.float()) * change.scale
-        if change.magnitude is not None:
-            weight *= (change.magnitude.float().flatten() / weight.norm(dim=1))[:, None]
-        return weight
-
-    return apply
-
-
-def _replacement(tensor: torch.Tensor) -> Change:
-    return lambda _weight: tensor.float()
-
-
-def _write_shard(shard: Shard, out: Path, changes: dict[str, Change]) -> None:
+def _write_shard(shard: Shard, out: Path, plan: Plan, factors: BinaryIO) -> None:
+    added = {name: origin for name, (origin, _) in plan.added.items() if origin in shard.tensors}
     with open(shard.path, "rb") as source, open(out, "wb") as target:
-        _copy(source, target, shard.header_bytes)
+        if added:
+            target.write(header_of(shard, {name: shard.tensors[origin] for name, origin in added.items()}))
+        else:
+            _copy(source, target, 0, shard.header_bytes)
         for name, place in shard.tensors.items():
-            if name in changes:
-                target.write(_changed(source.read(place.end - place.begin), place, name, changes[name]))
-            else:
-                _copy(source, target, place.end - place.begin)
+            _write_tensor(source, target, name, place, plan.changes.get(name), factors)
+        for name, origin in added.items():
+            _write_tensor(source, target, name, shard.tensors[origin], plan.added[name][1], factors)
         target.flush()
         os.fsync(target.fileno())
 
 
-def _copy(source: BinaryIO, target: BinaryIO, count: int) -> None:
+def _write_tensor(
+    source: BinaryIO, target: BinaryIO, name: str, place: Place, change: Change | None, factors: BinaryIO
+) -> None:
+    import torch
+
+    if change is None:
+        _copy(source, target, place.begin, place.end - place.begin)
+        return
+    rows = _rows(change, factors)
+    with torch.inference_mode():
+        for first, last in place.blocks():
+            stored = read_rows(source, place, first, last)
+            merged = rows(stored.to(torch.float32, copy=True), first, last).to(stored.dtype).contiguous()
+            if not torch.isfinite(merged).all():
+                raise ExportError(f"{name} holds infinite or undefined numbers after merging")
+            target.write(merged.view(torch.uint8).numpy())
+
+
+def _rows(change: Change, factors: BinaryIO) -> Rows:
+    """The change as arithmetic on some rows. PEFT's formulas: peft/tuners/lora/layer.py and dora.py."""
+    if isinstance(change, Place):
+        return lambda _, first, last: read_rows(factors, change, first, last).float()
+    up, down = read_rows(factors, change.up).float(), read_rows(factors, change.down).float()
+    if change.embedding:
+        up, down = down.T, up.T
+    if change.magnitude is None:
+        return lambda weight, first, last: weight.add_(up[first:last] @ down, alpha=change.scale)
+    magnitude = read_rows(factors, change.magnitude).float().flatten()
+
+    def scaled(weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        weight.add_(up[first:last] @ down, alpha=change.scale)
+        return weight.mul_((magnitude[first:last] / weight.norm(dim=1))[:, None])
+
+    return scaled
+
+
+def _copy(source: BinaryIO, target: BinaryIO, begin: int, count: int) -> None:
+    source.seek(begin)
     while count:
         block = source.read(min(count, COPY_BYTES))
         if not block:
@@ -123,13 +135,17 @@ def _copy(source: BinaryIO, target: BinaryIO, count: int) -> None:
         count -= len(block)
 
 
-def _changed(data: bytes, place: Place, name: str, change: Change) -> bytes:
-    import torch
-
-    dtype = getattr(torch, DTYPES[place.dtype])
-    weight = torch.frombuffer(bytearray(data), dtype=dtype).reshape(place.shape).to(torch.float32, copy=True)
-    with torch.inference_mode():
-        merged = change(weight).to(dtype).contiguous()
-    if not torch.isfinite(merged).all():
-        raise ExportError(f"{name} holds infinite or undefined numbers after merging")
-    return merged.view(torch.uint8).numpy().tobytes()
+def _write_index(checkpoint: Checkpoint, out: Path, plan: Plan) -> None:
+    """The base's index with what was added, and the true size of all tensors, which not every base's index has."""
+    assert checkpoint.index is not None
+    text = checkpoint.index.read_text(encoding="utf-8")
+    content = json.loads(text)
+    places = checkpoint.tensors
+    homes = {name: checkpoint.shard_of(origin).path.name for name, (origin, _) in plan.added.items()}
+    size = sum(place.end - place.begin for place in [*places.values(), *(places[o] for o, _ in plan.added.values())])
+    metadata = content.get("metadata") or {}
+    if homes or metadata.get("total_size") != size:
+        content["weight_map"] = dict(sorted((content["weight_map"] | homes).items()))
+        content["metadata"] = metadata | {"total_size": size}
+        text = json.dumps(content, indent=2) + "\n"
+    (out / checkpoint.index.name).write_text(text, encoding="utf-8")

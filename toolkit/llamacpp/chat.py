@@ -14,10 +14,12 @@ from typing import Any
 from toolkit.errors import ExportError, ToolkitError
 from toolkit.llamacpp.header import GgufFile
 from toolkit.llamacpp.library import last_log_lines, library
+from toolkit.llamacpp.runtime import render_chat
+from toolkit.prompts import suited
 
 
 class ChatModel:
-    """A loaded file that answers one chat at a time."""
+    """A loaded file that answers one chat at a time. Where its template has no system role, the first user turn holds the text."""
 
     def __init__(self, llama: Any) -> None:
         self._llama = llama
@@ -28,11 +30,14 @@ class ChatModel:
         self._llama.reset()
         try:
             for part in self._llama.create_chat_completion(
-                messages, max_tokens=max_new, temperature=0.0, repeat_penalty=1.0, stream=True
+                suited(messages, self._render), max_tokens=max_new, temperature=0.0, repeat_penalty=1.0, stream=True
             ):
                 yield part["choices"][0]["delta"].get("content") or ""
         except ValueError as error:  # too long for the context, or refused by the chat template
             raise ToolkitError(f"the model cannot be asked this: {error}") from error
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        return render_chat(self._llama.metadata["tokenizer.chat_template"], messages, bos="", eos="")
 
 
 @contextmanager

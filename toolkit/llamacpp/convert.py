@@ -1,7 +1,7 @@
-"""Runs llama.cpp's converter: a Hugging Face folder in, one GGUF file out. It quantises nothing (quantize.py
-does).
+"""Runs llama.cpp's converters: a Hugging Face folder or a PEFT adapter in, one GGUF file out. It quantises nothing
+(quantize.py does).
 
-The converter runs as a process of its own with an argument list, offline. What it warns of about the
+A converter runs as a process of its own with an argument list, offline. What it warns of about the
 tokenizer is an error here: such files load, and then answer worse than the model that was trained.
 """
 
@@ -20,6 +20,7 @@ from toolkit.errors import ExportError, MissingExtraError
 from toolkit.rundir import replacing
 
 SCRIPT = "convert_hf_to_gguf.py"
+LORA_SCRIPT = "convert_lora_to_gguf.py"
 ORIGIN_FILE = "origin.json"
 DIR_VARIABLE = "TOOLKIT_LLAMA_CPP_DIR"
 FETCH_COMMAND = "python -m toolkit.llamacpp.fetch"
@@ -76,20 +77,27 @@ def versions() -> dict[str, str]:
 def convert(model: Path, out: Path, *, outtype: str, name: str, limit_s: float = 7200) -> Conversion:
     """Write `out`, complete or not at all. `outtype` is f32, f16 or bf16; `name` goes into the file's
     header."""
-    script = converter_dir() / SCRIPT
+    return _converted(SCRIPT, [f"--outtype={outtype}", f"--model-name={name}"], model, out, limit_s)
+
+
+def convert_lora(adapter: Path, out: Path, *, base: Path, limit_s: float = 7200) -> Conversion:
+    """Write the adapter of a PEFT folder as a GGUF LoRA in f32. `base` holds its model's config and tokenizer; the
+    adapter folder's own name goes into the file's header."""
+    return _converted(LORA_SCRIPT, ["--outtype=f32", f"--base={base.resolve()}"], adapter, out, limit_s)
+
+
+def _converted(script: str, options: list[str], source: Path, out: Path, limit_s: float) -> Conversion:
+    program = converter_dir() / script
     with replacing(out.resolve()) as scratch:
-        command = [
-            sys.executable, str(script), f"--outfile={scratch}", f"--outtype={outtype}", f"--model-name={name}",
-            str(model.resolve()),
-        ]  # fmt: skip
+        command = [sys.executable, str(program), f"--outfile={scratch}", *options, str(source.resolve())]
         lines, code = _run(command, scratch.parent, limit_s)
         if code != 0:
             tail = "\n".join(lines[-TAIL_LINES:])
-            raise ExportError(f"llama.cpp's converter failed ({code}):\n{tail}", where=str(model))
+            raise ExportError(f"llama.cpp's converter failed ({code}):\n{tail}", where=str(source))
         warnings = _warnings(lines)
         if doubts := [line for line in warnings if TOKENIZER_WARNING.search(line)]:
             listed = "\n".join(doubts[:TAIL_LINES])
-            raise ExportError(f"llama.cpp's converter has doubts about the tokenizer:\n{listed}", where=str(model))
+            raise ExportError(f"llama.cpp's converter has doubts about the tokenizer:\n{listed}", where=str(source))
     return Conversion(warnings=tuple(warnings))
 
 

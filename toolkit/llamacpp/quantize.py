@@ -2,66 +2,65 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+from typing import Any
 
-from toolkit.errors import ExportError, nearest
+from toolkit.errors import ExportError
+from toolkit.llamacpp.imatrix import Importance
 from toolkit.llamacpp.library import last_log_lines, library
+from toolkit.llamacpp.types import file_type_number
 from toolkit.rundir import replacing
 
-FILE_TYPES: dict[str, tuple[str, float]] = {
-    "f32": ("ALL_F32", 32.0),
-    "f16": ("MOSTLY_F16", 16.0),
-    "bf16": ("MOSTLY_BF16", 16.0),
-    "q8_0": ("MOSTLY_Q8_0", 8.5),
-    "q6_k": ("MOSTLY_Q6_K", 8.5),
-    "q5_k_m": ("MOSTLY_Q5_K_M", 7.0),
-    "q5_k_s": ("MOSTLY_Q5_K_S", 7.0),
-    "q5_1": ("MOSTLY_Q5_1", 7.0),
-    "q5_0": ("MOSTLY_Q5_0", 7.0),
-    "q4_k_m": ("MOSTLY_Q4_K_M", 6.5),
-    "q4_k_s": ("MOSTLY_Q4_K_S", 6.5),
-    "q4_1": ("MOSTLY_Q4_1", 6.0),
-    "q4_0": ("MOSTLY_Q4_0", 6.0),
-    "q3_k_l": ("MOSTLY_Q3_K_L", 6.0),
-    "q3_k_m": ("MOSTLY_Q3_K_M", 6.0),
-    "q3_k_s": ("MOSTLY_Q3_K_S", 6.0),
-    "q2_k": ("MOSTLY_Q2_K", 5.5),
-}
-"""Name in a recipe -> (llama.cpp's name, bits per weight to reserve on the disk).
-
-The bits are an upper estimate: the embedding stays at 6 to 8 bits, and in a small model it is much of the
-whole; rows that 256 does not divide fall back to wider types.
-"""
+BUFFER_BYTES = 2**29
+"""Rows of one tensor that are quantised at a time; llama.cpp's default of 8 GiB holds the largest tensor whole."""
 
 
-def bits_per_weight(kind: str) -> float:
-    """Upper estimate, for the disk space."""
-    return FILE_TYPES[check_type(kind)][1]
-
-
-def check_type(kind: str) -> str:
-    """The type itself, or an error that names the nearest."""
-    if kind not in FILE_TYPES:
-        near = nearest(kind, FILE_TYPES)
-        hint = f"did you mean {near}?" if near else None
-        raise ExportError(f"unknown GGUF type {kind!r}; known: {', '.join(FILE_TYPES)}", hint=hint)
-    return kind
-
-
-def file_type_number(kind: str) -> int:
-    """llama.cpp's number for the type, which stands in the header as `general.file_type`."""
-    return int(getattr(library(), f"LLAMA_FTYPE_{FILE_TYPES[check_type(kind)][0]}"))
-
-
-def quantize(source: Path, out: Path, *, kind: str, threads: int = 1) -> None:
-    """Write `out` in the type `kind` from an f32, f16 or bf16 file; complete or not at all."""
+def quantize(source: Path, out: Path, *, kind: str, threads: int = 1, importance: Importance | None = None) -> None:
+    """Write `out` in the type `kind` from an f32, f16 or bf16 file; complete or not at all. With an importance matrix
+    the errors of weights that meet large activations count more."""
     lib = library()
     parameters = lib.llama_model_quantize_default_params()
     parameters.ftype = file_type_number(kind)
     parameters.nthread = threads
+    parameters.max_buf_size = BUFFER_BYTES
+    if importance is not None:
+        entries, notes = _entries(lib, importance), _notes(lib, importance)
+        parameters.imatrix = ctypes.cast(entries, ctypes.POINTER(lib.llama_model_imatrix_data))
+        parameters.kv_overrides = ctypes.cast(notes, ctypes.POINTER(lib.llama_model_kv_override))
     with replacing(out.resolve()) as scratch:
         code = lib.llama_model_quantize(os.fsencode(source.resolve()), os.fsencode(scratch), parameters)
         if code != 0:
             tail = "\n".join(last_log_lines())
             raise ExportError(f"llama.cpp could not quantise to {kind} ({code}):\n{tail}", where=str(source))
+
+
+def _entries(lib: Any, importance: Importance) -> Any:
+    """Mean square of each input column per tensor; an entry without a name ends the list."""
+    means = importance.means()
+    entries = (lib.llama_model_imatrix_data * (len(means) + 1))()
+    entries.arrays = means  # the entries only point at the numbers
+    for entry, (name, values) in zip(entries, means.items(), strict=False):
+        entry.name = name.encode("utf-8")
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        entry.size = values.size
+    return entries
+
+
+def _notes(lib: Any, importance: Importance) -> Any:
+    """Fields of the header that say what the importance matrix was computed from, as llama-quantize writes them."""
+    fields: dict[str, str | int] = {
+        "quantize.imatrix.file": "imatrix.gguf",
+        "quantize.imatrix.dataset": importance.dataset,
+        "quantize.imatrix.entries_count": len(importance.sums),
+        "quantize.imatrix.chunks_count": importance.n_texts,
+    }
+    notes = (lib.llama_model_kv_override * (len(fields) + 1))()
+    for note, (key, value) in zip(notes, fields.items(), strict=False):
+        note.key = key.encode("utf-8")
+        if isinstance(value, int):
+            note.tag, note.value.val_i64 = lib.LLAMA_KV_OVERRIDE_TYPE_INT, value
+        else:
+            note.tag, note.value.val_str = lib.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode("utf-8")[:127]
+    return notes

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,20 @@ if TYPE_CHECKING:
     import numpy
 
 BATCH_TOKENS = 512
+SPEED_PROMPT, SPEED_NEW = 64, 16
+"""Tokens that are read and written to measure the speed."""
+SPEED_TOKENS = SPEED_PROMPT + SPEED_NEW
+"""Room in the context that this takes."""
+SPEED_RUNS, SPEED_SECONDS = 3, 3.0
+"""The best of so many runs counts; no run begins after so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of processor time on one thread: a prompt read, and an answer written token by token."""
+
+    prefill: float
+    decode: float
 
 
 def render_chat(template: str, messages: list[dict[str, str]], *, bos: str, eos: str, generate: bool = True) -> str:
@@ -40,9 +56,11 @@ def common_length(sequences: Sequence[Sequence[int]]) -> int:
 
 
 @contextmanager
-def open_model(path: Path, *, context: int, sequences: int = 1, threads: int = 1) -> Iterator[LlamaModel]:
+def open_model(
+    path: Path, *, context: int, sequences: int = 1, threads: int = 1, lora: tuple[Path, float] | None = None
+) -> Iterator[LlamaModel]:
     """The file, loaded; freed at the end. `context` is per sequence. One thread is steadier than two on a
-    busy machine."""
+    busy machine. `lora`: an adapter's GGUF file, and the factor that it is added with."""
     lib = library()
     parameters = lib.llama_model_default_params()
     parameters.n_gpu_layers = 0
@@ -54,6 +72,8 @@ def open_model(path: Path, *, context: int, sequences: int = 1, threads: int = 1
         handle = lib.llama_init_from_model(model, _context_parameters(lib, context, sequences, threads))
         if not handle:
             raise ExportError("llama.cpp cannot run the file:\n" + "\n".join(last_log_lines()), where=str(path))
+        if lora is not None:
+            _add_lora(lib, model, handle, *lora)
         opened = LlamaModel(lib, model, handle, sequences=sequences)
         try:
             yield opened
@@ -63,6 +83,17 @@ def open_model(path: Path, *, context: int, sequences: int = 1, threads: int = 1
         if handle:
             lib.llama_free(handle)
         lib.llama_model_free(model)
+
+
+def _add_lora(lib: Any, model: Any, handle: Any, path: Path, factor: float) -> None:
+    """llama.cpp frees the adapter together with the model."""
+    adapter = lib.llama_adapter_lora_init(model, os.fsencode(path.resolve()))
+    if not adapter:
+        raise ExportError("llama.cpp cannot load the adapter:\n" + "\n".join(last_log_lines()), where=str(path))
+    if lib.llama_set_adapters_lora(
+        handle, (lib.llama_adapter_lora_p_ctypes * 1)(adapter), 1, (ctypes.c_float * 1)(factor)
+    ):
+        raise ExportError("llama.cpp cannot put the adapter on the model", where=str(path))
 
 
 def _context_parameters(lib: Any, context: int, sequences: int, threads: int) -> Any:
@@ -97,6 +128,15 @@ class LlamaModel:
     def is_stop(self, token: int) -> bool:
         """Whether generation ends at this token."""
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def stop_tokens(self) -> list[int]:
+        """Every token at which generation ends."""
+        return [token for token in range(self.n_vocab) if self.is_stop(token)]
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the tensors take in memory."""
+        return int(self._lib.llama_model_size(self._model))
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids; special tokens written in the text are read as such. `special`: add BOS where the
@@ -161,14 +201,43 @@ class LlamaModel:
         logits -= numpy.log(numpy.exp(logits).sum(axis=-1, keepdims=True))
         return logits
 
+    def speed(self, ids: Sequence[int]) -> Speed:
+        """Processor time, not time on the clock: other programs on the machine hardly change it. The best of a few runs."""
+        prompt = [ids[at % len(ids)] for at in range(SPEED_PROMPT)]
+        runs: list[Speed] = []
+        begin = time.monotonic()
+        while len(runs) < SPEED_RUNS and (not runs or time.monotonic() - begin < SPEED_SECONDS):
+            runs.append(self._timed(prompt))
+        return Speed(max(run.prefill for run in runs), max(run.decode for run in runs))
+
+    def _timed(self, prompt: list[int]) -> Speed:
+        self._clear()
+        begin = time.process_time()
+        self._decode([(token, at, 0, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+        read = time.process_time()
+        for step in range(SPEED_NEW):
+            self._decode([(prompt[step], len(prompt) + step, 0, True)])
+        written = time.process_time()
+        return Speed(len(prompt) / (read - begin), SPEED_NEW / (written - read))
+
+    def cache_bytes_per_token(self, ids: Sequence[int]) -> float:
+        """What each token of a chat takes in the key-value cache (16-bit), from the state of one that is filled."""
+        self._clear()
+        empty = self._lib.llama_state_seq_get_size(self._context, 0)
+        self._decode([(token, at, 0, False) for at, token in enumerate(ids[:SPEED_PROMPT])])
+        return (self._lib.llama_state_seq_get_size(self._context, 0) - empty) / len(ids[:SPEED_PROMPT])
+
+    def _clear(self) -> None:
+        self._lib.llama_memory_clear(self._memory, True)
+        self._cached = []
+
     def greedy(self, prompts: list[list[int]], *, max_new: int) -> list[list[int]]:
         """The likeliest continuation of each prompt, up to and with its stop token, `sequences` at a time."""
         groups = [prompts[at : at + self.sequences] for at in range(0, len(prompts), self.sequences)]
         return [ids for group in groups for ids in self._greedy_group(group, max_new)]
 
     def _greedy_group(self, prompts: list[list[int]], max_new: int) -> list[list[int]]:
-        self._lib.llama_memory_clear(self._memory, True)
-        self._cached = []
+        self._clear()
         latest = self._prefill(prompts)
         written: list[list[int]] = [[] for _ in prompts]
         running = list(range(len(prompts)))

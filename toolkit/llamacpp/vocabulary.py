@@ -4,7 +4,8 @@ model."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,18 @@ from toolkit.llamacpp.library import last_log_lines, library
 
 def tokens_of(path: Path, texts: Iterable[str]) -> list[list[int]]:
     """Token ids of each text, special tokens read as such, no BOS added."""
+    with _vocabulary(path) as (lib, vocabulary):
+        return [tokenize(lib, vocabulary, text, add_special=False) for text in texts]
+
+
+def adds_bos(path: Path) -> bool:
+    """Whether llama.cpp puts BOS before a prompt by itself. Where the header does not say, it knows by kind of tokenizer."""
+    with _vocabulary(path) as (lib, vocabulary):
+        return bool(lib.llama_vocab_get_add_bos(vocabulary))
+
+
+@contextmanager
+def _vocabulary(path: Path) -> Iterator[tuple[Any, Any]]:
     lib = library()
     parameters = lib.llama_model_default_params()
     parameters.vocab_only = True
@@ -21,8 +34,7 @@ def tokens_of(path: Path, texts: Iterable[str]) -> list[list[int]]:
     if not model:
         raise ExportError("llama.cpp cannot read the file:\n" + "\n".join(last_log_lines()), where=str(path))
     try:
-        vocabulary = lib.llama_model_get_vocab(model)
-        return [tokenize(lib, vocabulary, text, add_special=False) for text in texts]
+        yield lib, lib.llama_model_get_vocab(model)
     finally:
         lib.llama_model_free(model)
 

@@ -5,6 +5,7 @@ So the loader can report them beside the other faults: a rule is left out only w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -66,10 +67,42 @@ def _sequence_loss(get: Get) -> Problem | None:
     return Problem(("grpo.importance_sampling_level", "grpo.loss_type"), message, "loss_type: grpo, as in GSPO")
 
 
+def _resample_scale(get: Get) -> Problem | None:
+    if not get("grpo.resample_rounds") or get("grpo.scale_rewards") != "batch":
+        return None
+    message = (
+        "groups that are drawn again cannot be scaled by the standard deviation of a batch that they replace a part of"
+    )
+    return Problem(
+        ("grpo.resample_rounds", "grpo.scale_rewards"), message, "scale_rewards: group, or resample_rounds: 0"
+    )
+
+
 def _exports_something(get: Get) -> Problem | None:
     if get("export.merged") or get("export.gguf"):
         return None
     return Problem(("export.gguf", "export.merged"), "the export would be empty", "merged: true, or a type in gguf")
+
+
+NEEDS_IMATRIX = (
+    "iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
+)  # fmt: skip
+"""GGUF types that llama.cpp only writes with an importance matrix."""
+
+
+def _imatrix_where_needed(get: Get) -> Problem | None:
+    needing = [kind for kind in get("export.gguf") if kind in NEEDS_IMATRIX]
+    if not needing or get("export.imatrix"):
+        return None
+    message = f"{', '.join(needing)} can only be written with an importance matrix"
+    return Problem(("export.gguf", "export.imatrix"), message, "imatrix: true, or other types in gguf")
+
+
+def _pushes_somewhere(get: Get) -> Problem | None:
+    wanted = [key for key in ("hub.push", "hub.push_checkpoints") if get(key)]
+    if not wanted or any(get(f"hub.{key}") for key in ("repo", "adapter_repo", "gguf_repo")):
+        return None
+    return Problem((*wanted, "hub.repo"), "there is no repository to push to", "repo: user/name")
 
 
 # Each rule with all keys it reads.
@@ -78,8 +111,29 @@ RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
     (_batch_divides, ("grpo.per_device_train_batch_size", "grpo.num_generations", "grpo.prompts_per_step")),
     (_delta_above_clip, ("grpo.delta", "grpo.epsilon")),
     (_sequence_loss, ("grpo.importance_sampling_level", "grpo.loss_type")),
+    (_resample_scale, ("grpo.resample_rounds", "grpo.scale_rewards")),
     (_exports_something, ("export.merged", "export.gguf")),
+    (_imatrix_where_needed, ("export.gguf", "export.imatrix")),
+    (_pushes_somewhere, ("hub.push", "hub.push_checkpoints", "hub.repo", "hub.adapter_repo", "hub.gguf_repo")),
 )
+
+
+# Values that work, where the limit alone does not say why.
+_WAYS_OUT = {
+    "grpo.num_generations": "4 to 16 is usual: a completion is judged against the others of its group",
+    "grpo.temperature": "0.7 to 1.0 is usual: without chance all completions of a group are equal, and nothing can be learned",
+    "model.lora.target_modules": "leave the key out for all seven projections",
+}
+_ONE_MATRIX = (
+    "head and embeddings get no adapter (tied, they are one matrix): leave the key out for all seven projections"
+)
+
+
+def way_out(key: str, given: Any) -> str | None:
+    """For a value outside a key's limits: what to write instead."""
+    if given in ("lm_head", "embed_tokens"):
+        return _ONE_MATRIX
+    return _WAYS_OUT.get(re.sub(r"\[\d+\]", "", key))
 
 
 def cross_problems(recipe: Any, faulty: Collection[str] = ()) -> list[Problem]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from toolkit.errors import Fault, KeyFault, nearest
-from toolkit.recipe.checks import Problem
+from toolkit.recipe.checks import Problem, way_out
 from toolkit.recipe.layers import describe
 from toolkit.recipe.tree import Node, shorten
 
@@ -63,6 +63,7 @@ class FaultFinder:
         if kind == "union_tag_invalid":
             return self._wrong_tag(node, key, error)
         message, hint = _words(error)
+        hint = hint or way_out(key, error["input"])
         if inside and len(keys) and keys[-1] == inside[-1]:
             return node.key_place.fault(key, message, hint)
         # A block mapping or list begins a line below its key: the key is the better place to look.
@@ -93,14 +94,16 @@ class FaultFinder:
 
     def _walk(self, loc: Loc) -> tuple[list[Node], list[int | str]]:
         """The nodes on the way, as far as it was written, and the keys without pydantic's union tags."""
-        nodes, keys = [self.root], []
+        nodes, keys, untagged = [self.root], [], None
         for part in loc:
+            if _is_tag(nodes[-1], part) and untagged is not nodes[-1]:
+                untagged = nodes[-1]  # pydantic puts the tag between an item and its key; a key may have its name
+                continue
             inner = _child(nodes[-1], part)
-            if inner is not None:
-                nodes.append(inner)
-                keys.append(part)
-            elif not _is_tag(nodes[-1], part):
+            if inner is None:
                 break
+            nodes.append(inner)
+            keys.append(part)
         return nodes, keys
 
     def _missing(self, node: Node, key: str, missing: str, tags: list[str] | None) -> Fault:

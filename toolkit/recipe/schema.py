@@ -20,7 +20,10 @@ SEVEN_PROJECTIONS: tuple[Projection, ...] = (
 )  # fmt: skip
 GgufType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0",
-    "q4_k_m", "q4_k_s", "q4_1", "q4_0", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k",
+    "q4_k_m", "q4_k_s", "q4_1", "q4_0", "iq4_nl", "iq4_xs",
+    "q3_k_l", "q3_k_m", "q3_k_s", "iq3_m", "iq3_s", "iq3_xs", "iq3_xxs",
+    "q2_k", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s",
+    "tq2_0", "tq1_0", "q2_0", "q1_0", "mxfp4_moe",
 ]  # fmt: skip
 Optimizer = Literal[
     "adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit",
@@ -56,6 +59,21 @@ def _repo_name(repo: str) -> str:
     if not (owner and slash and name) or "/" in name or any(character.isspace() for character in repo):
         raise ValueError("a repository on the Hub is written user/name")
     return repo
+
+
+def _bytes_of(size: str) -> int:
+    number, unit = size[:-2], size[-2:].upper()
+    return int(float(number) * {"MB": 10**6, "GB": 10**9}[unit])
+
+
+def _size(size: str) -> str:
+    try:
+        large_enough = _bytes_of(size) > 0
+    except (KeyError, ValueError, OverflowError):
+        large_enough = False
+    if not large_enough:
+        raise ValueError("a size is written 500MB or 45GB")
+    return size
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -148,23 +166,28 @@ class Grpo(Section):
     max_completion_length: int = Field(default=256, ge=1)
     """Longest completion, in tokens; longer ones are cut."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL penalty against the base model; 0 needs no reference model (arXiv 2503.14476)."""
+    """Weight of the KL penalty against the base model (GRPO, arXiv 2402.03300); 0 needs no reference model (arXiv 2503.14476)."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "grpo"
-    """How token losses average: grpo per completion, bnpo and dapo over tokens, dr_grpo by a constant."""
+    """How token losses average: grpo over each completion, then over completions (arXiv 2402.03300); dapo over the tokens of
+    a step (arXiv 2503.14476), bnpo over those of a backward pass; dr_grpo by a constant (arXiv 2503.20783)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the standard deviation of the group, of the batch, or not at all (Dr. GRPO)."""
+    """Divide advantages by the standard deviation of the group (arXiv 2402.03300), of the batch (arXiv 2508.08221), or not at
+    all (Dr. GRPO, arXiv 2503.20783)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Probability ratio per token, or one per completion (GSPO, arXiv 2507.18071)."""
+    """Probability ratio per token (arXiv 2402.03300), or one per completion (GSPO, arXiv 2507.18071)."""
     epsilon: float = Field(default=0.2, ge=0, lt=1)
-    """Lower clipping range of the ratio."""
+    """Lower clipping range of the ratio (PPO, arXiv 1707.06347)."""
     epsilon_high: float = Field(default=0.2, ge=0)
     """Upper clipping range of the ratio (DAPO, arXiv 2503.14476, uses 0.28)."""
     delta: float | None = Field(default=None, gt=0)
-    """Hard upper bound of the ratio where the advantage is negative; must be above 1 + epsilon."""
+    """Hard upper bound of the ratio where the advantage is negative (arXiv 2505.07291); must be above 1 + epsilon."""
     num_iterations: int = Field(default=1, ge=1)
-    """Optimiser passes over each batch of completions (mu in the paper)."""
+    """Optimiser passes over each batch of completions (mu in arXiv 2402.03300)."""
     mask_truncated_completions: bool = False
-    """Leave completions that were cut out of the loss."""
+    """Leave completions that were cut out of the loss (arXiv 2503.14476)."""
+    resample_rounds: int = Field(default=0, ge=0, le=100)
+    """Draw groups without spread in their rewards anew, from other prompts, at most so many times a step (DAPO's dynamic
+    sampling, arXiv 2503.14476). They would teach nothing; each round generates at most a step's completions once more."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """Adam's first decay rate."""
     adam_beta2: float = Field(default=0.99, ge=0, lt=1)
@@ -180,7 +203,9 @@ class Grpo(Section):
     max_grad_norm: float = Field(default=0.1, gt=0)
     """Gradients are scaled down to this norm."""
     per_device_train_batch_size: int | None = Field(default=None, ge=1)
-    """Completions in one backward pass; null = chosen for the machine. Memory only, not the result."""
+    """Completions in one backward pass: memory only, not the result (but for loss_type bnpo). null = the largest number of
+    whole groups that divides a step's completions and fits the machine; one optimiser step is always one generation of
+    prompts_per_step * num_generations completions, in as many backward passes as that takes."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, a third more time."""
     save_steps: int = Field(default=50, ge=1)
@@ -210,17 +235,50 @@ class Export(Section):
 
     merged: bool = True
     """A 16-bit folder with the adapter merged into the base."""
+    base: Source | None = None
+    """The 16-bit original to merge into, where `model.source` is a 4-bit copy whose original is not found by its name."""
+    dequantize_base: bool = False
+    """Of a 4-bit base: merge into weights computed back from its 4 bits. Lossy against the original; recorded."""
     gguf: Annotated[tuple[GgufType, ...], AfterValidator(_distinct)] = ("f16", "q8_0", "q4_k_m")
     """GGUF types for llama.cpp, Ollama and Open WebUI."""
+    imatrix: bool = False
+    """Quantise with an importance matrix computed from the recipe's training prompts; below 3 bits most types need one."""
+    lora_gguf: bool = False
+    """Also the adapter alone as a GGUF LoRA, which llama.cpp puts beside the base model (`--lora`)."""
+    max_shard_size: Annotated[Text, AfterValidator(_size)] | None = "45GB"
+    """GGUF files above this are split, `500MB` or `45GB`; null = never. The Hub takes files up to 50 GB."""
+
+    @property
+    def max_shard_bytes(self) -> int | None:
+        """`max_shard_size` in bytes."""
+        return None if self.max_shard_size is None else _bytes_of(self.max_shard_size)
 
 
 class Hub(Section):
-    """Where a verified export may be pushed to."""
+    """Where the files of a run go on the Hugging Face Hub (docs/hub.md)."""
 
     repo: Annotated[Text, AfterValidator(_repo_name)] | None = None
-    """Repository on the Hugging Face Hub, `user/name`, for `toolkit push`."""
+    """Repository `user/name`, taken literally: for the merged model, and for what has no repository of its own."""
+    adapter_repo: Annotated[Text, AfterValidator(_repo_name)] | None = None
+    """Repository for the adapter alone; null: the folder `adapter` of hub.repo."""
+    gguf_repo: Annotated[Text, AfterValidator(_repo_name)] | None = None
+    """Repository for the GGUF files; null: hub.repo."""
     private: bool = True
-    """Create it as a private repository, and push into no public one."""
+    """Make them as private repositories, and push into no public one."""
+    push: bool = False
+    """Push at the end of `toolkit train --to verify`, if the export passed; the permission is asked for before training."""
+    push_checkpoints: bool = False
+    """Send each checkpoint up during training, to the branch `checkpoints`; what fails is counted and stops nothing."""
+
+    @property
+    def repos(self) -> tuple[str, ...]:
+        """The repositories that are named, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.repo, self.adapter_repo, self.gguf_repo))))
+
+    @property
+    def checkpoint_repo(self) -> str | None:
+        """Where checkpoints go: they are adapters."""
+        return self.adapter_repo or self.repo or self.gguf_repo
 
 
 class Recipe(Section):
@@ -245,7 +303,7 @@ class Recipe(Section):
     export: Export = Export()
     """The files that leave."""
     hub: Hub = Hub()
-    """Where a verified export may be pushed to."""
+    """Where the files go on the Hugging Face Hub."""
 
     @model_validator(mode="after")
     def _agree(self) -> Recipe:

@@ -9,12 +9,21 @@ from pydantic import Field
 from toolkit.rewards.base import RewardBase
 from toolkit.rewards.correctness import Correctness
 from toolkit.rewards.integer import Integer
+from toolkit.rewards.judge import Judge
+from toolkit.rewards.length import Length
+from toolkit.rewards.math_verify import MathVerify
+from toolkit.rewards.overlong import Overlong
+from toolkit.rewards.pattern import Pattern
+from toolkit.rewards.python import Python
+from toolkit.rewards.repetition import Repetition
 from toolkit.rewards.soft_format import SoftFormat
 from toolkit.rewards.strict_format import StrictFormat
+from toolkit.rewards.think_format import ThinkFormat
 from toolkit.rewards.xmlcount import XmlCount
 
 __all__ = [
-    "REWARDS", "Correctness", "Integer", "Reward", "RewardBase", "SoftFormat", "StrictFormat", "XmlCount",
+    "REWARDS", "Correctness", "Integer", "Judge", "Length", "MathVerify", "Overlong", "Pattern", "Python", "Repetition",
+    "Reward", "RewardBase", "SoftFormat", "StrictFormat", "ThinkFormat", "XmlCount",
 ]  # fmt: skip
 
 REWARDS: dict[str, type[RewardBase]] = {
@@ -23,5 +32,17 @@ REWARDS: dict[str, type[RewardBase]] = {
     "strict_format": StrictFormat,
     "integer": Integer,
     "correctness": Correctness,
+    "math_verify": MathVerify,
+    "length": Length,
+    "think_format": ThinkFormat,
+    "pattern": Pattern,
+    "repetition": Repetition,
+    "overlong": Overlong,
+    "judge": Judge,
+    "python": Python,
 }
-Reward = Annotated[XmlCount | SoftFormat | StrictFormat | Integer | Correctness, Field(discriminator="name")]
+Reward = Annotated[
+    XmlCount | SoftFormat | StrictFormat | Integer | Correctness
+    | MathVerify | Length | ThinkFormat | Pattern | Repetition | Overlong | Judge | Python,
+    Field(discriminator="name"),
+]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -24,6 +25,12 @@ class Surroundings:
     """Greedy answers of the recipe's base model, its adapter switched off, of at most so many tokens."""
     max_completion_length: int
     """The recipe's limit, in tokens."""
+    token_ids: Callable[[str], list[int]] | None = None
+    """A text's tokens by the recipe's tokenizer, without special ones."""
+    cache_folder: Path | None = None
+    """Where a reward may keep what was dear to get; None: nowhere."""
+    spare_length: int | None = None
+    """Tokens that the model can read beside the longest prompt and completion; None: not known."""
 
 
 class RewardBase(BaseModel):

@@ -5,18 +5,15 @@ It reports; whether to go on is the caller's decision. It changes nothing and lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from pydantic import BaseModel, ConfigDict
 
 from toolkit.rewards.base import LegacyReward, RewardBase
-from toolkit.rewards.probes import PROBES, perfect, variants
-from toolkit.rewards.scoring import Scores, score_text
+from toolkit.rewards.trials import Trial, in_full, most
 from toolkit.tasks.base import Row, TaskBase
 
-# Probes and variants are tried on the first rows only: they differ by their form, not by the problem.
-_SAMPLE = 20
 _SHOWN = 5
 _ENOUGH = 1e-9
 
@@ -52,8 +49,10 @@ class LintReport(_Part):
     """Rows whose gold was tried."""
     skipped: int
     """Rows without a gold that could be written into a completion."""
+    not_tried: list[str]
+    """Rewards that ask a model: what they pay is not known before."""
     gold_failures: dict[str, int]
-    """Per reward, the rows whose own gold, in perfect form, does not earn the full pay."""
+    """Per reward, the rows whose own gold, in the form that earns most, does not earn the full pay."""
     highest_total: float
     """Highest and lowest total that was reached by any tried text."""
     lowest_total: float
@@ -85,27 +84,27 @@ class LintReport(_Part):
 
 def lint(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> LintReport:
     """Every row's gold through all rewards, then forms and probes on the first rows."""
-    usable = [row for row in rows if row.gold.strip()]
-    failures = _gold_failures(rewards, usable, task)
-    sample = usable[:_SAMPLE]
-    forms = [score_text(rewards, text, row) for row in sample for text in variants(row, task).values()]
-    probes = _probe_results(rewards, sample, task)
-    totals = [scores.total for scores in forms] + [probe.total for probe in probes]
-    highest = max(totals, default=0.0)
-    share = _correctness_share(rewards, highest)
-    pairs = _exclusive_pairs(rewards, forms)
+    trial = Trial(rewards, rows, task)
+    failures = trial.gold_failures()
+    totals = trial.totals()
+    share = _correctness_share(trial.rewards, max(totals, default=0.0))
+    probes = _probe_results(trial)
+    pairs = _exclusive_pairs(trial)
     problems = [
-        *_row_problems(rows, usable),
-        *_gold_problems(rewards, failures, len(usable)),
-        *_probe_problems(rewards, probes),
-        *_form_problems(rewards, forms, pairs),
-        *_share_problems(rewards, share),
+        *_reward_problems(rewards, task),
+        *_broken_problems(trial),
+        *_row_problems(rows, trial),
+        *_gold_problems(trial, failures),
+        *(_probe_problems(trial, probes) if task.graded else _goldless_problems(trial)),
+        *_form_problems(trial, pairs),
+        *(_share_problems(trial, share) if task.graded else []),
     ]
     return LintReport(
-        rows=len(usable),
-        skipped=len(rows) - len(usable),
+        rows=len(trial.rows),
+        skipped=len(rows) - len(trial.rows),
+        not_tried=trial.not_tried,
         gold_failures={name: len(places) for name, places in failures.items()},
-        highest_total=highest,
+        highest_total=max(totals, default=0.0),
         lowest_total=min(totals, default=0.0),
         exclusive_pairs=pairs,
         probes=probes,
@@ -114,44 +113,26 @@ def lint(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> 
     )
 
 
-def _gold_failures(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> dict[str, list[str]]:
-    failures: dict[str, list[str]] = {}
-    for row in rows:
-        text = perfect(row, task)
-        for reward in rewards:
-            value, most = reward.score(text, row), reward.bounds[1]
-            if value is not None and most is not None and value < most - _ENOUGH:
-                failures.setdefault(reward.name, []).append(row.id)
-    return failures
-
-
-def _probe_results(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> list[ProbeResult]:
+def _probe_results(trial: Trial) -> list[ProbeResult]:
     results: list[ProbeResult] = []
-    for probe in PROBES:
-        tried = [score_text(rewards, probe.make(row, task), row) for row in rows]
+    for probe, tried in trial.probes:
         if tried:
-            pays = {reward.name: _most(scores.values[reward.name] for scores in tried) for reward in rewards}
+            pays = {reward.name: most(scores.values[reward.name] for scores in tried) for reward in trial.rewards}
             total = max(scores.total for scores in tried)
             results.append(ProbeResult(name=probe.name, form_may_pay=probe.form_may_pay, pays=pays, total=total))
     return results
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
-
-
-def _exclusive_pairs(rewards: Sequence[RewardBase], forms: Sequence[Scores]) -> list[tuple[str, str]]:
-    earned = {reward.name: _earned(reward, forms) for reward in rewards}
+def _exclusive_pairs(trial: Trial) -> list[tuple[str, str]]:
+    earned = {reward.name: _earned(reward, trial) for reward in trial.rewards}
     pairs = combinations([name for name, places in earned.items() if places], 2)
     return [(left, right) for left, right in pairs if not earned[left] & earned[right]]
 
 
-def _earned(reward: RewardBase, forms: Sequence[Scores]) -> set[int]:
+def _earned(reward: RewardBase, trial: Trial) -> set[int]:
     """The tried forms for which the reward pays in full."""
-    most = reward.bounds[1]
-    full = _ENOUGH if most is None else most - _ENOUGH
-    return {place for place, scores in enumerate(forms) if (scores.values[reward.name] or 0.0) >= full}
+    values = [scores.values[reward.name] for _, scores in trial.forms]
+    return {place for place, value in enumerate(values) if value is not None and in_full(reward, value)}
 
 
 def _correctness_share(rewards: Sequence[RewardBase], highest: float) -> float:
@@ -164,29 +145,57 @@ def _problem(level: str, message: str, reward: RewardBase | None = None) -> Prob
     return Problem(level=level, reward=reward.name if reward else None, legacy=legacy, message=message)
 
 
-def _row_problems(rows: Sequence[Row], usable: Sequence[Row]) -> list[Problem]:
+def _reward_problems(rewards: Sequence[RewardBase], task: TaskBase) -> list[Problem]:
+    """What is wrong whatever the texts: weights that turn a reward round, and golds that are not there."""
+    problems = []
+    for reward in rewards:
+        if reward.reads_gold and not task.graded:
+            problems.append(
+                _problem("error", f"{reward.name} reads the gold, and the task {task.name} has none", reward)
+            )
+        elif reward.reads_gold and reward.weight < 0:
+            message = f"{reward.name} has weight {reward.weight:g}: a right answer is punished"
+            problems.append(_problem("error", message, reward))
+        elif reward.weight == 0:
+            problems.append(
+                _problem("warning", f"{reward.name} has weight 0: it is recorded, and pays nothing", reward)
+            )
+    return problems
+
+
+def _broken_problems(trial: Trial) -> list[Problem]:
+    by_name = {reward.name: reward for reward in trial.rewards}
+    return [_problem("error", message, by_name[name]) for name, message in trial.broken.items()]
+
+
+def _row_problems(rows: Sequence[Row], trial: Trial) -> list[Problem]:
     if not rows:
         return [_problem("error", "there are no rows to try the rewards on")]
-    if len(usable) < len(rows):
-        return [_problem("warning", f"{len(rows) - len(usable)} of {len(rows)} rows have no gold to try")]
+    if len(trial.rows) < len(rows):
+        return [_problem("warning", f"{len(rows) - len(trial.rows)} of {len(rows)} rows have no gold to try")]
     return []
 
 
-def _gold_problems(rewards: Sequence[RewardBase], failures: dict[str, list[str]], total: int) -> list[Problem]:
+def _gold_problems(trial: Trial, failures: dict[str, list[str]]) -> list[Problem]:
     problems = []
-    for reward in rewards:
+    for reward in trial.rewards:
         places = failures.get(reward.name)
-        if places:
+        if places and (reward.reads_gold or _may_pay_a_gold(reward, trial)):
             shown = ", ".join(places[:_SHOWN]) + (", …" if len(places) > _SHOWN else "")
-            message = f"{reward.name} does not pay the gold in full on {len(places)} of {total} rows: {shown}"
+            message = f"{reward.name} does not pay the gold in full on {len(places)} of {len(trial.rows)} rows: {shown}"
             problems.append(_problem("error" if reward.reads_gold else "warning", message, reward))
     return problems
 
 
-def _probe_problems(rewards: Sequence[RewardBase], probes: Sequence[ProbeResult]) -> list[Problem]:
+def _may_pay_a_gold(reward: RewardBase, trial: Trial) -> bool:
+    """Whether any tried form earned it in full: one that none earned is reported as that."""
+    return bool(_earned(reward, trial))
+
+
+def _probe_problems(trial: Trial, probes: Sequence[ProbeResult]) -> list[Problem]:
     problems = []
     for probe in probes:
-        for reward in rewards:
+        for reward in trial.rewards:
             paid = (probe.pays[reward.name] or 0.0) * reward.weight
             if paid > 0 and reward.reads_gold:
                 problems.append(_problem("error", f"{reward.name} pays {paid:g} for: {probe.name}", reward))
@@ -195,19 +204,40 @@ def _probe_problems(rewards: Sequence[RewardBase], probes: Sequence[ProbeResult]
     return problems
 
 
-def _form_problems(
-    rewards: Sequence[RewardBase], forms: Sequence[Scores], pairs: Sequence[tuple[str, str]]
-) -> list[Problem]:
-    never = [reward for reward in rewards if forms and not _earned(reward, forms)]
+def _goldless_problems(trial: Trial) -> list[Problem]:
+    """Without golds: a reward must tell texts from each other, and no empty or parroted text may earn the most."""
+    problems = []
+    for reward in trial.rewards:
+        values = set(trial.values(reward)) - {None}
+        if len(values) == 1 and reward.name not in trial.broken:
+            message = f"{reward.name} pays {values.pop():g} for every tried text, so nothing can be learned from it"
+            problems.append(_problem("warning", message, reward))
+    highest = max(trial.totals(), default=0.0)
+    best = max((scores.total for _, scores in trial.forms), default=0.0)
+    for probe, tried in trial.probes:
+        if trial.rewards and highest > best + _ENOUGH and max((one.total for one in tried), default=best) >= highest:
+            problems.append(_problem("warning", f"nothing that was tried earns more than: {probe.name}"))
+    return problems
+
+
+def _form_problems(trial: Trial, pairs: Sequence[tuple[str, str]]) -> list[Problem]:
+    by_name = {reward.name: reward for reward in trial.rewards}
+    never = [reward for reward in trial.rewards if _pays_no_form(reward, trial)] if trial.task.graded else []
     problems = [_problem("warning", f"{reward.name} pays no tried form in full", reward) for reward in never]
-    by_name = {reward.name: reward for reward in rewards}
-    for left, right in pairs:
+    for left, right in pairs if trial.task.graded else []:
         problems.append(_problem("warning", f"{left} and {right} can never be earned together", by_name[left]))
     return problems
 
 
-def _share_problems(rewards: Sequence[RewardBase], share: float) -> list[Problem]:
-    if not any(reward.reads_gold for reward in rewards):
+def _pays_no_form(reward: RewardBase, trial: Trial) -> bool:
+    known = [scores.values[reward.name] for _, scores in trial.forms if scores.values[reward.name] is not None]
+    return bool(known) and not _earned(reward, trial)
+
+
+def _share_problems(trial: Trial, share: float) -> list[Problem]:
+    if trial.not_tried:
+        return []
+    if not any(reward.reads_gold for reward in trial.rewards):
         return [_problem("warning", "no reward reads the gold: a wrong answer earns as much as a right one")]
     if share < 0.5 - _ENOUGH:
         return [_problem("warning", f"form outweighs the answer: only {share:.0%} of the highest total is for it")]

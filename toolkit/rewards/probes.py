@@ -37,6 +37,19 @@ def variants(row: Row, task: TaskBase) -> dict[str, str]:
         "one line of reasoning, newline at the end": one_line + "\n",
         "without line breaks": one_line.replace("\n", ""),
         "chatter after the answer": perfect(row, task) + "\nI hope this helps.",
+        "think tags": f"<think>\n{_REASONING}\n</think>\n<answer>\n{_gold(row)}\n</answer>",
+    }
+
+
+def plain_texts(row: Row, task: TaskBase) -> dict[str, str]:
+    """Texts of several lengths and forms for a row without a gold: a model might write any of them."""
+    worked = task.worked(row)
+    return ({"worked solution": worked} if worked else {}) | {
+        "a word": "Yes.",
+        "a sentence": "This is one sentence that says something about what was asked.",
+        "a paragraph": " ".join(f"This is sentence {number} of a longer text." for number in range(1, 13)),
+        "in the reasoning format": format_completion(_REASONING, "Yes."),
+        "in the think format": f"<think>\n{_REASONING}\n</think>\n<answer>\nThis is what I think.\n</answer>",
     }
 
 
@@ -68,6 +81,13 @@ def _chatter(row: Row, task: TaskBase) -> str:
 def _prompt(row: Row, task: TaskBase) -> str:
     return "\n\n".join(message["content"] for message in task.messages(row))
 
+
+GOLDLESS_PROBES: tuple[Probe, ...] = (
+    Probe("empty text", lambda row, task: ""),
+    Probe("one phrase over and over", lambda row, task: "Let me think about this once more. " * 100),
+    Probe("prompt copied back", _prompt),
+)
+"""What may earn something where there is no right answer, and should not earn the most."""
 
 PROBES: tuple[Probe, ...] = (
     Probe("empty text", lambda row, task: ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,15 @@ from typing import Any
 from toolkit.answers import gold_text, number
 from toolkit.errors import DataError
 from toolkit.rewards.base import RewardBase
-from toolkit.tasks.base import Row
+from toolkit.rewards.correctness import Correctness
+from toolkit.rewards.integer import Integer
+from toolkit.tasks.base import Row, TaskBase
 from toolkit.tasks.gsm8k import split_answer
-from toolkit.tasks.jsonl import read_jsonl
+from toolkit.tasks.files import read_jsonl
 
 _log = logging.getLogger(__name__)
+BATCH = 64
+"""Completions that a reward sees together: one that asks a server may ask for several at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +33,58 @@ class Scores:
 def score_text(rewards: Sequence[RewardBase], text: str, row: Row) -> Scores:
     """Ask every reward. One that cannot judge the row (None) adds nothing to the total."""
     values = {reward.name: reward.score(text, row) for reward in rewards}
-    total = sum((reward.weight * (values[reward.name] or 0.0) for reward in rewards), 0.0)
-    return Scores(values, total)
+    return Scores(values, total(rewards, values))
 
 
-def score_file(rewards: Sequence[RewardBase], path: str | Path) -> Iterator[dict[str, Any]]:
+def total(rewards: Sequence[RewardBase], values: Mapping[str, float | None]) -> float:
+    """The weighted sum; a reward that abstains adds nothing."""
+    return sum((reward.weight * (values[reward.name] or 0.0) for reward in rewards), 0.0)
+
+
+def score_file(rewards: Sequence[RewardBase], path: str | Path, *, task: TaskBase) -> Iterator[dict[str, Any]]:
     """`{"rewards": {name: value}, "total": value}` for each line of a JSONL file of completions with golds.
 
-    A line holds `completion` (text, or a list of chat messages) and `gold` (or GSM8K's `answer`). A gold that
-    cannot be read never pays; it is logged with its line number, and the line is scored all the same.
+    A line holds `completion` (text, or a list of chat messages), `gold` (or GSM8K's `answer`) where a reward reads it, and
+    whatever columns rewards ask for. A gold that cannot be read never pays; it is logged with its line number.
     """
-    path = Path(path)
+    for batch in _batches(_completions(Path(path), task)):
+        texts, rows = [text for text, _ in batch], [row for _, row in batch]
+        _warn_of_golds(rewards, rows)
+        paid = {reward.name: reward.score_batch(texts, rows) for reward in rewards}
+        for place in range(len(batch)):
+            values = {name: scores[place] for name, scores in paid.items()}
+            yield {"rewards": values, "total": total(rewards, values)}
+
+
+def _completions(path: Path, task: TaskBase) -> Iterator[tuple[str, Row]]:
     for line, record in read_jsonl(path):
         where = f"{path}:{line}"
-        row = _row(record, where)
-        if any(reward.reads_gold for reward in rewards) and number(row.gold) is None:
-            _log.warning("%s: the gold %r cannot be read as a number, so it never pays", where, row.gold[:60])
-        scores = score_text(rewards, completion_text(record.get("completion"), where), row)
-        yield {"rewards": scores.values, "total": scores.total}
+        yield completion_text(record.get("completion"), where), _row(record, where, task)
+
+
+def _batches(completions: Iterable[tuple[str, Row]]) -> Iterator[list[tuple[str, Row]]]:
+    """At most BATCH at a time. Before an error, those that came before it."""
+    batch: list[tuple[str, Row]] = []
+    try:
+        for completion in completions:
+            batch.append(completion)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    except DataError:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def _warn_of_golds(rewards: Sequence[RewardBase], rows: Sequence[Row]) -> None:
+    if not any(isinstance(reward, (Correctness, Integer)) for reward in rewards):
+        return
+    for row in rows:
+        if row.judge is None and number(row.gold) is None:
+            _log.warning("%s: the gold %r cannot be read as a number, so it never pays", row.id, row.gold[:60])
 
 
 def completion_text(completion: object, where: str = "completion") -> str:
@@ -74,10 +112,12 @@ def _content(content: object, where: str) -> str:
     return "".join(str(text) for text in texts)
 
 
-def _row(record: Mapping[str, Any], where: str) -> Row:
+def _row(record: Mapping[str, Any], where: str, task: TaskBase) -> Row:
     gold = gold_text(record["gold"]) if "gold" in record else _gold_of_answer(record.get("answer"))
-    question = record.get("question")
-    return Row(where, question if isinstance(question, str) else "", gold)
+    question = record.get("question", record.get("prompt"))
+    text = question if isinstance(question, str) else ""
+    columns = {name: value for name, value in record.items() if name not in ("completion", "gold")}
+    return Row(where, text, gold, judge=task.judge_of(gold), columns=columns)
 
 
 def _gold_of_answer(answer: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,6 +43,11 @@ class Row:
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The data's own columns, for rewards that ask for them by name."""
 
+    @property
+    def text(self) -> str:
+        """All that is asked: the question, or the whole conversation. Rows with one text are one problem."""
+        return "\n".join(f"{message['role']}: {message['content']}" for message in self.chat) or self.question
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:
@@ -50,6 +56,12 @@ class Grade:
     strict: bool
     lenient: bool
     well_formed: bool
+
+
+def folded(text: str) -> str:
+    """A text for comparing: without case, white space as single spaces, letters in Unicode's composed form (NFC)."""
+    composed = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+    return " ".join(composed.split())
 
 
 def accepts(row: Row, answer: str | None) -> bool:
@@ -77,6 +89,11 @@ class TaskBase(BaseModel):
     """Text of the system message that asks for the answer format; empty for none."""
 
     @property
+    def system_text(self) -> str:
+        """The system message's text as it is used; empty for none."""
+        return self.system_prompt
+
+    @property
     def graded(self) -> bool:
         """Whether its rows have golds. Without them an evaluation compares rewards."""
         return True
@@ -85,17 +102,25 @@ class TaskBase(BaseModel):
         """All rows of a split, in a fixed order. A row that cannot be graded is an error with its place."""
         raise NotImplementedError
 
+    def notices(self, split: Split) -> list[str]:
+        """What was renamed, replaced or left out while the rows were made, one sentence each."""
+        return []
+
     def messages(self, row: Row) -> list[dict[str, str]]:
         """The chat that asks the row's question. A conversation that has a system message keeps it."""
         if not row.chat:
-            return messages(row.question, self.system_prompt)
+            return messages(row.question, self.system_text)
         chat = [dict(message) for message in row.chat]
-        has_system = chat[0]["role"] == "system" or not self.system_prompt
-        return chat if has_system else [{"role": "system", "content": self.system_prompt}, *chat]
+        has_system = chat[0]["role"] == "system" or not self.system_text
+        return chat if has_system else [{"role": "system", "content": self.system_text}, *chat]
 
     def grade(self, text: str, row: Row) -> Grade:
         """Judge a completion of this row."""
         return grade(text, row)
+
+    def judge_of(self, gold: str) -> Callable[[str], bool] | None:
+        """What decides whether an answer is this gold, where the task's golds are no numbers."""
+        return None
 
     def worked(self, row: Row) -> str | None:
         """The completion a teacher would write, for the warm-up; None without a worked solution."""

@@ -7,53 +7,42 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from toolkit.answers import canonical
-from toolkit.errors import DataError, MissingExtraError
-from toolkit.tasks.base import Row, Split, TaskBase
-from toolkit.tasks.jsonl import read_jsonl
+from toolkit.errors import DataError
+from toolkit.tasks.base import Row, Split
+from toolkit.tasks.files import READERS
+from toolkit.tasks.hub import FileSource, FileTask, HubSource, Source, rejection
 
 FOLDER_VARIABLE = "TOOLKIT_GSM8K_DIR"
 HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 _HINT = f"set {FOLDER_VARIABLE} to a folder with train.jsonl and test.jsonl"
-_FILES = {"train": "train.jsonl", "heldout": "test.jsonl"}
-_HUB_SPLITS = {"train": "train", "heldout": "test"}
+_SPLITS = {"train": "train", "heldout": "test"}
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-_SHOWN = 5
 
 
-class GSM8K(TaskBase):
+class GSM8K(FileTask):
     """Grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168); 7,473 to train on, 1,319 held out."""
 
     name: Literal["gsm8k"] = "gsm8k"
     train_file: str | None = None
-    """JSONL file with `question` and `answer`; without it the folder in TOOLKIT_GSM8K_DIR, else the Hub."""
-    heldout_file: str | None = None
-    """The same for the held-out rows."""
-    max_train: int | None = Field(default=None, ge=1)
-    """Take only the first so many training rows."""
-    max_heldout: int | None = Field(default=None, ge=1)
-    """Take only the first so many held-out rows."""
+    """File with `question` and `answer`; without it the folder in TOOLKIT_GSM8K_DIR, else the Hub."""
 
     def rows(self, split: Split) -> list[Row]:
         path = self.local_file(split)
-        records = read_jsonl(path) if path else _from_hub(split)
-        place = str(path) if path else f"{HUB_NAME}, split {_HUB_SPLITS[split]}"
-        limit = self.max_train if split == "train" else self.max_heldout
-        return _rows(records, split=split, place=place, limit=limit)
+        source = FileSource(path) if path else HubSource(HUB_NAME, _SPLITS[split], HUB_CONFIG, way_out=_HINT)
+        return _rows(source, split=split, limit=self._limit(split))
 
     def local_file(self, split: Split) -> Path | None:
         """The file that `rows` would read, or None for the Hub."""
-        given = self.train_file if split == "train" else self.heldout_file
-        if given:
-            return Path(given).expanduser()
-        folder = os.environ.get(FOLDER_VARIABLE)
-        return Path(folder).expanduser() / _FILES[split] if folder else None
+        given, folder = self._file(split), os.environ.get(FOLDER_VARIABLE)
+        if given or not folder:
+            return given
+        names = [Path(folder).expanduser() / f"{_SPLITS[split]}{suffix}" for suffix in READERS]
+        return next((path for path in names if path.is_file()), names[0])
 
 
 def split_answer(answer: str) -> tuple[str, str | None]:
@@ -62,24 +51,24 @@ def split_answer(answer: str) -> tuple[str, str | None]:
     return solution.strip(), canonical(gold) if mark else None
 
 
-def _rows(
-    records: Iterable[tuple[int, Mapping[str, Any]]], *, split: Split, place: str, limit: int | None
-) -> list[Row]:
+def _rows(source: Source, *, split: Split, limit: int | None) -> list[Row]:
     rows: list[Row] = []
-    rejected: list[str] = []
-    for number, record in records:
-        if limit is not None and len(rows) + len(rejected) >= limit:
+    rejected: list[tuple[int, str]] = []
+    for index, (number, record) in enumerate(source.records(), 1):
+        if limit is not None and index > limit:
             break
-        question, answer = _columns(record, f"{place}:{number}")
+        question, answer = _columns(record, f"{source.name}:{number}")
         solution, gold = split_answer(answer)
         if gold is None:
-            rejected.append(f"line {number}: {_tail(answer)}")
+            rejected.append((number, _tail(answer)))
         else:
-            rows.append(Row(f"gsm8k/{split}/{number}", question, gold, solution))
+            rows.append(Row(f"gsm8k/{split}/{index}", question, gold, solution))
     if rejected:
-        raise _rejection(rejected, len(rows) + len(rejected), place)
+        hint = "mend or remove these rows; a gold is a number after the last ####"
+        what = "have no gold that can be read as a number"
+        raise rejection(source, rejected, len(rows) + len(rejected), what=what, hint=hint)
     if not rows:
-        raise DataError("there are no rows", where=place, hint=_HINT)
+        raise DataError("there are no rows", where=source.name, hint=_HINT)
     return rows
 
 
@@ -94,24 +83,3 @@ def _columns(record: Mapping[str, Any], where: str) -> tuple[str, str]:
 def _tail(answer: str) -> str:
     _, mark, gold = answer.rpartition("####")
     return f"no number in {gold.strip()[:60]!r}" if mark else f"no #### in {answer[-40:]!r}"
-
-
-def _rejection(rejected: list[str], total: int, place: str) -> DataError:
-    shown = "; ".join(rejected[:_SHOWN]) + ("; …" if len(rejected) > _SHOWN else "")
-    return DataError(
-        f"{len(rejected)} of {total} rows have no gold that can be read as a number: {shown}",
-        where=place,
-        hint="mend or remove these lines; a gold is a number after the last ####",
-    )
-
-
-def _from_hub(split: Split) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        import datasets
-    except ImportError as cause:
-        raise MissingExtraError("datasets", "cpu") from cause
-    try:
-        loaded: Any = datasets.load_dataset(HUB_NAME, HUB_CONFIG, split=_HUB_SPLITS[split])
-    except Exception as cause:  # the boundary to the Hub: no network, no such revision, a broken cache
-        raise DataError(f"cannot be loaded from the Hub: {cause}", where=HUB_NAME, hint=_HINT) from cause
-    yield from enumerate(loaded, 1)

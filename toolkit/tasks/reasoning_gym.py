@@ -1,37 +1,54 @@
-"""Procedural problems from the library reasoning-gym, any of its tasks by name, questions unchanged.
+"""Procedural problems from the library reasoning-gym, any of its tasks by name or several mixed, questions unchanged.
 
-Training and held-out problems never meet: seeds are kept apart, and a held-out question is never trained on.
+Names, parameters and seeds are checked when the recipe is read, without that library. The rows are made in `problems`.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolkit.errors import DataError, nearest
+from toolkit.errors import KeyFault, nearest
 from toolkit.tasks.base import Row, Split, TaskBase
 from toolkit.tasks.catalogue import PARAMETERS
-from toolkit.tasks.library import LibraryJudge, library
+from toolkit.tasks.mixing import shares
+from toolkit.tasks.problems import Plan, Share, Training, heldout_rows, training_rows
 
-# Training rows that collide with held-out ones are replaced; after so many tries the task is too small.
-_TRIES_PER_ROW = 10
-_INTEGER = re.compile(r"[-+]?[0-9]+")
+_OURS = {"seed": "seed", "size": "rows"}
+
+
+class Part(BaseModel):
+    """One task of a mix."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    dataset: str
+    """The library's name of the task."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the rows, against the other parts' weights."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Its knobs, by the library's names."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        _require_known(self.dataset, self.parameters)
+        return self
 
 
 class ReasoningGym(TaskBase):
     """Problems made by reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) from a seed."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
-    dataset: str
+    dataset: str | None = None
     """The library's name of the task, e.g. chain_sum."""
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: dict[str, Any] | None = Field(default_factory=dict)
     """Its knobs, by the library's names, e.g. {min_terms: 2, max_terms: 2}."""
+    mix: tuple[Part, ...] | None = None
+    """Instead of dataset: several tasks, each with its own dataset, weight and parameters."""
     train_rows: int = Field(default=4000, ge=1)
     """Training problems to make."""
     heldout_rows: int = Field(default=300, ge=1)
@@ -41,24 +58,32 @@ class ReasoningGym(TaskBase):
     heldout_seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the first held-out problem; the next one has the next seed."""
 
-    @field_validator("dataset")
-    @classmethod
-    def _known_dataset(cls, name: str) -> str:
-        if name not in PARAMETERS:
-            raise ValueError(f"reasoning-gym has no task {name!r}{_suggestion(name, PARAMETERS)}")
-        return name
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if (self.dataset is None) == (self.mix is None):
+            hint = "dataset: null takes back that of a base recipe" if self.mix else "e.g. dataset: chain_sum"
+            raise KeyFault(f"one of dataset and mix is needed, got {'both' if self.mix else 'neither'}", hint=hint)
+        if self.dataset is not None:
+            _require_known(self.dataset, self.parameters or {})
+        elif self.parameters:
+            hint = "parameters: null takes back those of a base recipe"
+            raise KeyFault("in a mix each part has its own parameters", at=("parameters",), hint=hint)
+        return self
 
     @model_validator(mode="after")
-    def _known_parameters(self) -> Self:
-        for given in self.parameters:
-            if given in ("seed", "size"):
-                raise ValueError(
-                    f"parameters.{given} is the toolkit's: use train_{_OURS[given]}, heldout_{_OURS[given]}"
-                )
-            if given not in PARAMETERS[self.dataset]:
-                raise ValueError(
-                    f"{self.dataset} has no parameter {given!r}{_suggestion(given, PARAMETERS[self.dataset])}"
-                )
+    def _parts_apart(self) -> Self:
+        if self.mix is None:
+            return self
+        if not self.mix:
+            raise KeyFault("must not be empty", at=("mix",))
+        for place, part in enumerate(self.mix):
+            if any((part.dataset, part.parameters) == (other.dataset, other.parameters) for other in self.mix[:place]):
+                raise KeyFault(f"{part.dataset} stands in the mix twice", at=("mix", place), hint="add up the weights")
+        counts = shares([part.weight for part in self.mix], self.train_rows)
+        if 0 in counts:
+            place = counts.index(0)
+            message = f"{self.mix[place].dataset} gets none of the {self.train_rows} training problems"
+            raise KeyFault(message, at=("mix", place, "weight"), hint="raise its weight, or train_rows")
         return self
 
     @model_validator(mode="after")
@@ -74,87 +99,55 @@ class ReasoningGym(TaskBase):
         return self
 
     def rows(self, split: Split) -> list[Row]:
-        rows = self._heldout() if split == "heldout" else self._train().rows
-        return list(rows)
+        return list(heldout_rows(self._plan) if split == "heldout" else self._training().rows)
 
     @property
     def overlap_removed(self) -> int:
         """Training problems that were replaced because their question is held out."""
-        return self._train().removed
+        return self._training().removed
 
-    def _heldout(self) -> tuple[Row, ...]:
-        return _heldout_rows(self.dataset, self._knobs, self.heldout_seed, self.heldout_rows)
+    def notices(self, split: Split) -> list[str]:
+        replaced = self.overlap_removed if split == "train" else 0
+        return [f"{replaced} training problems were replaced because their question is held out"] if replaced else []
 
-    def _train(self) -> _Train:
-        held = (self.heldout_seed, self.heldout_rows)
-        return _train_rows(self.dataset, self._knobs, self.train_seed, self.train_rows, held)
+    def _training(self) -> Training:
+        return training_rows(self._plan)
 
     @property
-    def _knobs(self) -> str:
-        return json.dumps(self.parameters, sort_keys=True)
+    def _plan(self) -> Plan:
+        parts = self.mix or (Part(dataset=self.dataset or "", parameters=self.parameters or {}),)
+        weights = [part.weight for part in parts]
+        counts = zip(shares(weights, self.train_rows), shares(weights, self.heldout_rows), strict=True)
+        return Plan(
+            tuple(
+                Share(label, part.dataset, json.dumps(part.parameters, sort_keys=True), train, heldout)
+                for label, part, (train, heldout) in zip(_labels(parts), parts, counts, strict=True)
+            ),
+            self.train_seed,
+            self.heldout_seed,
+        )
 
 
-_OURS = {"seed": "seed", "size": "rows"}
+def _labels(parts: Sequence[Part]) -> list[str]:
+    """A name for each part that no other one has: the dataset's, numbered where it stands there again."""
+    seen: Counter[str] = Counter()
+    labels = []
+    for part in parts:
+        seen[part.dataset] += 1
+        labels.append(part.dataset + (f"-{seen[part.dataset]}" if seen[part.dataset] > 1 else ""))
+    return labels
 
 
-@dataclass(frozen=True, slots=True)
-class _Train:
-    rows: tuple[Row, ...]
-    removed: int
-
-
-def steps(expression: str) -> str:
-    """A sum worked from left to right, one partial result a line: `47 + 38 = 85`, `85 - 12 = 73`."""
-    first, *rest = expression.split()
-    total = int(first)
-    lines: list[str] = []
-    for sign, term in zip(rest[::2], rest[1::2], strict=True):
-        result = total + int(term) if sign == "+" else total - int(term)
-        lines.append(f"{total} {sign} {term} = {result}")
-        total = result
-    return "\n".join(lines) or f"{first} = {total}"
-
-
-@lru_cache(maxsize=8)
-def _heldout_rows(dataset: str, knobs: str, seed: int, count: int) -> tuple[Row, ...]:
-    entries = _entries(dataset, knobs, seed, count)
-    return tuple(_row(entry, dataset, knobs, f"{dataset}/heldout/{index}") for index, entry in entries)
-
-
-@lru_cache(maxsize=8)
-def _train_rows(dataset: str, knobs: str, seed: int, count: int, held: tuple[int, int]) -> _Train:
-    taken = {row.question for row in _heldout_rows(dataset, knobs, *held)}
-    rows: list[Row] = []
-    removed = 0
-    for index, entry in _entries(dataset, knobs, seed, count * _TRIES_PER_ROW):
-        if entry["question"] in taken:
-            removed += 1
-            continue
-        rows.append(_row(entry, dataset, knobs, f"{dataset}/train/{index}"))
-        if len(rows) == count:
-            return _Train(tuple(rows), removed)
-    raise DataError(
-        f"only {len(rows)} of {count} training problems differ from the {held[1]} held-out ones",
-        where=f"task.parameters of {dataset}",
-        hint="make the problems more varied, or lower train_rows or heldout_rows",
-    )
-
-
-def _entries(dataset: str, knobs: str, seed: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    problems = library(dataset, knobs, seed, count)
-    for index in range(count):
-        yield index, problems[index]
-
-
-def _row(entry: dict[str, Any], dataset: str, knobs: str, row_id: str) -> Row:
-    gold = entry["answer"] or ""
-    judge = None if _INTEGER.fullmatch(gold.strip()) else LibraryJudge(dataset, knobs, entry)
-    solution = level = None
-    if dataset == "chain_sum":
-        facts = entry["metadata"]
-        solution = steps(facts["expression"])
-        level = f"{facts['num_terms']} terms, {facts['num_digits']} digits"
-    return Row(row_id, entry["question"], gold, solution, level, judge)
+def _require_known(dataset: str, parameters: dict[str, Any]) -> None:
+    if dataset not in PARAMETERS:
+        raise KeyFault(f"reasoning-gym has no task {dataset!r}{_suggestion(dataset, PARAMETERS)}", at=("dataset",))
+    for given in parameters:
+        if given in _OURS:
+            ours = f"use train_{_OURS[given]}, heldout_{_OURS[given]}"
+            raise KeyFault(f"parameters.{given} is the toolkit's: {ours}", at=("parameters", given))
+        if given not in PARAMETERS[dataset]:
+            message = f"{dataset} has no parameter {given!r}{_suggestion(given, PARAMETERS[dataset])}"
+            raise KeyFault(message, at=("parameters", given))
 
 
 def _suggestion(word: str, choices: Any) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import console
 from toolkit.errors import DataError, EngineError, Stopped
+from toolkit.preflight import require_sound_rewards
+from toolkit.recipe.plan import plan, plan_lines
 from toolkit.rundir import RunDir, new_run, replacing, write_json
 from toolkit.train.display import Display
 from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, step_of, write_state
@@ -15,6 +17,7 @@ from toolkit.train.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
+    from toolkit.engine.rollout import Entry
     from toolkit.recipe import Loaded, Recipe
     from toolkit.tasks import Row
 
@@ -46,7 +49,10 @@ def train(loaded: Loaded, *, resume: Path | None = None) -> Path:
 
 def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
     rows, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
+    _require_a_step(recipe, rows)
     examples = _examples(recipe, rows)
+    _say_plan(recipe, rows)
+    require_sound_rewards(recipe, [*rows, *heldout])
     from toolkit.engine.load import add_adapter, load_policy
 
     policy = load_policy(recipe)
@@ -58,6 +64,21 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
     with Display(recipe) as display:
         _warm_up(run, recipe, policy, examples, request, display)
         _reinforce(run, recipe, policy, kept, request, display)
+
+
+def _say_plan(recipe: Recipe, rows: Sequence[Row]) -> None:
+    from toolkit.engine.load import import_unsloth
+    from toolkit.engine.machine import batch_rows, this_machine
+
+    import_unsloth()  # before torch, which says what machine this is
+    for line in plan_lines(plan(recipe, len(rows), batch_rows=batch_rows(recipe, this_machine()))):
+        console.say(line)
+
+
+def _require_a_step(recipe: Recipe, rows: Sequence[Row]) -> None:
+    if len(rows) < recipe.grpo.prompts_per_step:
+        hint = "raise grpo.max_prompt_length, or lower grpo.prompts_per_step"
+        raise DataError(f"one step needs {recipe.grpo.prompts_per_step} rows, and there are {len(rows)}", hint=hint)
 
 
 def _examples(recipe: Recipe, rows: Sequence[Row]) -> list[tuple[Row, str]]:
@@ -74,13 +95,11 @@ def _examples(recipe: Recipe, rows: Sequence[Row]) -> list[tuple[Row, str]]:
 
 
 def _short_enough(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> list[Row]:
-    limit, per_step = recipe.grpo.max_prompt_length, recipe.grpo.prompts_per_step
+    limit = recipe.grpo.max_prompt_length
     kept = [row for row in rows if len(policy.prompt_ids(recipe.task.messages(row))) <= limit]
     if len(kept) < len(rows):
         console.warn(f"{len(rows) - len(kept)} of {len(rows)} rows have prompts over {limit} tokens and are left out")
-    if len(kept) < per_step:
-        hint = "raise grpo.max_prompt_length, or lower grpo.prompts_per_step"
-        raise DataError(f"one step needs {per_step} rows, and there are {len(kept)}", hint=hint)
+    _require_a_step(recipe, kept)
     return kept
 
 
@@ -122,7 +141,7 @@ def _reinforce(
     recorder = Recorder(run, "grpo")
     recorder.rewind(checkpoint)
 
-    def on_step(step: int, logs: dict[str, Any], table: list[dict[str, Any]]) -> bool:
+    def on_step(step: int, logs: dict[str, Any], table: list[Entry]) -> bool:
         display.step(recorder.grpo_step(step, logs, table))
         return request.asked
 
@@ -130,6 +149,9 @@ def _reinforce(
         read_adapter_weights(policy, checkpoint)
     elif not run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint):
         raise Stopped("stopped; the last step is saved", hint=f"toolkit train --resume {run.path}")
+    if not recorder.was_judged():
+        hint = f"what each reward needs, and pays: toolkit check {run.recipe}"
+        raise EngineError("nothing was learned: no reward could judge any completion", where=str(run.path), hint=hint)
     # Weight decay alone moves an adapter, so a changed one is no proof that a reward was heard.
     if not recorder.saw_spread() or adapter_fingerprint(policy.model) == untrained:
         hint = f"no group had any spread in its rewards: toolkit check {run.recipe}"

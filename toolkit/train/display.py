@@ -22,6 +22,7 @@ class Display:
         self._recipe = recipe
         self._live: Any = None
         self._seconds: list[float] = []
+        self._silent: set[str] = set()
 
     def __enter__(self) -> Display:
         if console.is_live():
@@ -50,19 +51,32 @@ class Display:
         if not self._seconds:
             console.say(LOSS_NOTE)
         self._seconds.append(metrics["seconds"])
+        self._warn_of_silence(metrics)
         total = self._recipe.grpo.max_steps
         facts = self._facts(metrics, total)
         line = f"step {metrics['step']}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
         self._show(self._bar("GRPO", metrics["step"], total, facts), line)
 
+    def _warn_of_silence(self, metrics: dict[str, Any]) -> None:
+        """Once for each reward."""
+        for name, share in metrics.get("abstained", {}).items():
+            if share == 1 and name not in self._silent:
+                self._silent.add(name)
+                console.warn(
+                    f"the reward {name} could judge none of the completions of step {metrics['step']}: "
+                    "they earn nothing from it, and nothing is learned from it"
+                )
+
     def _facts(self, metrics: dict[str, Any], total: int) -> dict[str, str]:
         recent = self._seconds[-10:]
         left = (total - metrics["step"]) * sum(recent) / len(recent)
+        resampled = {"drawn again": f"{metrics['resampled_groups']} (+{metrics['resampled_completions']} completions)"}
         return {
-            "reward": f"{metrics['reward'] or 0:.2f} ± {metrics['reward_std'] or 0:.2f}",
-            "no spread": f"{metrics['dead_groups'] or 0:.0%}",
-            "length": f"{metrics['completion_length'] or 0:.0f}",
-            "cut off": f"{metrics['cut_off'] or 0:.0%}",
+            "reward": f"{_shown(metrics['reward'], '.2f')} ± {_shown(metrics['reward_std'], '.2f')}",
+            "no spread": _shown(metrics["dead_groups"], ".0%"),
+            **(resampled if self._recipe.grpo.resample_rounds else {}),
+            "length": _shown(metrics["completion_length"], ".0f"),
+            "cut off": _shown(metrics["cut_off"], ".0%"),
             "tokens/s": f"{metrics['tokens_per_second']:.0f}",
             "left": str(timedelta(seconds=round(left))),
         }
@@ -90,3 +104,8 @@ class Display:
                 console.out.print(panel)
         else:
             console.out.print(line, markup=False)
+
+
+def _shown(value: float | None, digits: str) -> str:
+    """Null where a step generated nothing, or nothing could be judged."""
+    return "–" if value is None else format(value, digits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,16 +18,13 @@ from toolkit.rundir import SCHEMA, RunDir, read_json, replacing, write_json
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
+    from toolkit.engine.rollout import Entry
     from toolkit.recipe import Recipe
     from toolkit.tasks import Row
 
-# TRL's name of a metric -> ours.
+# TRL's name of a metric of the optimisation -> ours. What the completions earned comes from the table: TRL adds what could not
+# be judged up as if it had been, and averages over all that was drawn in a step, used or not.
 _NAMES = {
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "frac_reward_zero_std": "dead_groups",
-    "completions/mean_length": "completion_length",
-    "completions/clipped_ratio": "cut_off",
     "entropy": "entropy",
     "kl": "kl",
     "clip_ratio/region_mean": "clip_ratio",
@@ -49,9 +47,10 @@ def read_state(run: RunDir) -> dict[str, Any]:
 def manifest(
     recipe: Recipe, policy: Policy, *, kept: Sequence[Row], read: int, heldout: Sequence[Row]
 ) -> dict[str, Any]:
-    """What a reader needs to repeat the run: versions, machine, data, base model, and what the machine changed."""
+    """What a reader needs to repeat the run: versions, machine, data, base model, plan, and what the machine changed."""
     from toolkit.engine.machine import describe, versions
     from toolkit.engine.source import source_fingerprint
+    from toolkit.recipe.plan import plan
     from toolkit.tasks import fingerprint
 
     setting = asdict(policy.setting)
@@ -70,6 +69,7 @@ def manifest(
             "train": {"rows": len(kept), "left_out_too_long": read - len(kept), "sha256": fingerprint(kept)},
             "heldout": {"rows": len(heldout), "sha256": fingerprint(heldout)},
         },
+        "plan": asdict(plan(recipe, len(kept), batch_rows=policy.setting.batch_rows)),
         "changes": setting.pop("changes"),
         "setting": setting,
         "machine": describe(policy.machine),
@@ -134,31 +134,37 @@ class Recorder:
             }
         )
 
-    def grpo_step(self, step: int, logs: dict[str, Any], table: list[dict[str, Any]]) -> dict[str, Any]:
-        """Record a GRPO step and its completions; the metrics that were recorded."""
+    def grpo_step(self, step: int, logs: dict[str, Any], table: list[Entry]) -> dict[str, Any]:
+        """Record a GRPO step and its completions; the metrics that were recorded.
+
+        An optimiser step on completions that an earlier step generated (`num_iterations`) has an empty table.
+        """
         seconds = time.monotonic() - self._since
         named = {ours: logs.get(theirs) for theirs, ours in _NAMES.items()}
-        rewards = {
-            key.split("/")[1]: value
-            for key, value in logs.items()
-            if key.startswith("rewards/") and key.endswith("/mean")
-        }
         tokens = sum(entry["tokens"] for entry in table)
         speed = {"completion_tokens": tokens, "tokens_per_second": tokens / max(seconds, 1e-9)}
         self._write_completions(step, table)
-        return self._append({"stage": self._stage, "step": step, **named, "rewards": rewards, **speed})
+        return self._append({"stage": self._stage, "step": step, **earned(table), **named, **resampled(table), **speed})
 
     def saw_spread(self) -> bool:
         """Whether in any GRPO step of the run any group's completions earned different rewards."""
-        lines = map(json.loads, self._run.metrics.read_text(encoding="utf-8").splitlines())
-        shares = [line["dead_groups"] for line in lines if line["stage"] == "grpo"]
+        shares = [line["dead_groups"] for line in self._grpo_lines()]
         return any(share is not None and share < 1 for share in shares)
 
-    def _write_completions(self, step: int, table: list[dict[str, Any]]) -> None:
-        import pyarrow
+    def was_judged(self) -> bool:
+        """Whether in any GRPO step of the run any reward did not abstain."""
+        return any(mean is not None for line in self._grpo_lines() for mean in line["rewards"].values())
+
+    def _grpo_lines(self) -> list[dict[str, Any]]:
+        lines = map(json.loads, self._run.metrics.read_text(encoding="utf-8").splitlines())
+        return [line for line in lines if line["stage"] == "grpo"]
+
+    def _write_completions(self, step: int, table: list[Entry]) -> None:
         from pyarrow import parquet
 
-        columns = pyarrow.Table.from_pylist([{"step": step, **entry} for entry in table])
+        from toolkit.engine.rollout import arrow_table
+
+        columns = arrow_table([{"step": step, **entry} for entry in table])
         with replacing(self._run.completions / f"{step:06d}.parquet") as temporary:
             parquet.write_table(columns, temporary)
 
@@ -169,6 +175,47 @@ class Recorder:
         with self._run.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         return line
+
+
+def earned(table: Sequence[Entry]) -> dict[str, Any]:
+    """What the completions that were trained on earned, and how long they are. Empty tables have null for all."""
+    used = [entry for entry in table if entry["used"]]
+    totals = [entry["reward"] for entry in used if entry["reward"] is not None]
+    names = [key.removeprefix("reward/") for key in (used[0] if used else {}) if key.startswith("reward/")]
+    said = {name: [entry[f"reward/{name}"] for entry in used] for name in names}
+    silent = {name: values.count(None) / len(values) for name, values in said.items()}
+    return {
+        "reward": _mean(totals),
+        "reward_std": statistics.stdev(totals) if len(totals) > 1 else None,
+        "dead_groups": _dead(used),
+        "completion_length": _mean([entry["tokens"] for entry in used]),
+        "cut_off": _mean([entry["cut_off"] for entry in used]),
+        "rewards": {name: _mean([value for value in values if value is not None]) for name, values in said.items()},
+    } | ({"abstained": {name: share for name, share in silent.items() if share}} if any(silent.values()) else {})
+
+
+def _dead(used: Sequence[Entry]) -> float | None:
+    """The share of groups whose completions all earned the same. A group is a row's completions."""
+    from toolkit.engine.rollout import has_spread
+
+    groups: dict[str, list[float | None]] = {}
+    for entry in used:
+        groups.setdefault(entry["row_id"], []).append(entry["reward"])
+    return _mean([not has_spread(totals) for totals in groups.values()])
+
+
+def resampled(table: Sequence[Entry]) -> dict[str, int]:
+    """What the step drew beyond what it trained on: groups that others took the place of, their completions and tokens."""
+    unused = [entry for entry in table if not entry["used"]]
+    return {
+        "resampled_groups": len({entry["row_id"] for entry in unused}),
+        "resampled_completions": len(unused),
+        "resampled_tokens": sum(entry["tokens"] for entry in unused),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def _survives(line: str, stage: str, step: int) -> bool:

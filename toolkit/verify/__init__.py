@@ -153,7 +153,7 @@ def _check_contents(
 
 def show(record: VerifyRecord) -> None:
     """One table for a reader, and every check that failed."""
-    rows = [_row(result, record.merged.task) for result in [record.merged, *record.files]]
+    rows = [_row(result) for result in [record.merged, *record.files]]
     columns = ("file", "MB", "mean KL", "top-1", "adapter", "right", "verdict")
     console.table(f"verify: {'passed' if record.passed else 'FAILED'} in {record.seconds:.0f} s", columns, rows)
     for result in [record.merged, *record.files]:
@@ -162,12 +162,12 @@ def show(record: VerifyRecord) -> None:
             console.warn(console.untrusted(f"{result.file}: {check.name}: {check.value}{limit} ({check.why})"))
 
 
-def _row(result: FileResult, merged_task: dict[str, Any]) -> tuple[str, ...]:
+def _row(result: FileResult) -> tuple[str, ...]:
     values = {check.name: check.value for check in result.checks}
     kl = values.get("mean KL", values.get("KL to base + adapter"))
     adapter = values.get("adapter in the weights", values.get("share of the adapter"))
     top1 = values.get("top-1 agreement")
-    right = f"{result.task['strict']}/{result.task['n']}" if result.task else "–"
+    right = f"{result.task['strict']}/{result.task['n']}" if "strict" in result.task else "–"
     return (
         console.untrusted(result.file),
         f"{result.size_bytes / 1e6:.0f}",

@@ -122,23 +122,29 @@ def _check_side(material: Material, kind: str, got: list[numpy.ndarray], to_base
 
 
 def check_answers(model: LlamaModel, material: Material) -> tuple[list[Check], dict[str, Any]]:
-    """Greedy answers on held-out problems, graded by the task; paired with the merged model's own."""
-    asked, task = material.asked, material.recipe.task
+    """Greedy answers on held-out problems, paired with the merged model's own; graded where the task has golds."""
+    asked = material.asked
     answers = model.greedy(asked.prompts, max_new=asked.max_new)
-    grades = [task.grade(model.text(ids), row) for ids, row in zip(answers, asked.rows, strict=True)]
-    right, before = [grade.strict for grade in grades], [grade.strict for grade in asked.grades]
+    graded, right = _check_grades([model.text(ids) for ids in answers], material)
     stops = [model.is_stop(ids[-1]) for ids in answers]
     stopped = [ids[-1] in material.spoken.stops for ids in asked.answers]
     same = sum(mine == theirs for mine, theirs in zip(answers, asked.answers, strict=True))
-    summary = {
-        "n": len(grades), "strict": sum(right), "lenient": sum(grade.lenient for grade in grades),
-        "same_text_as_merged": same, "stopped": sum(stops),
-    }  # fmt: skip
+    summary = {"n": len(answers), **right, "same_text_as_merged": same, "stopped": sum(stops)}
     return [
-        _paired("held-out answers", right, before, "right answers"),
+        *graded,
         _paired("answers that stop", stops, stopped, "answers ended by a stop token"),
         noted("same greedy text", f"{same} of {len(answers)}", "as the merged model in fp32"),
     ], summary
+
+
+def _check_grades(texts: list[str], material: Material) -> tuple[list[Check], dict[str, int]]:
+    asked, task = material.asked, material.recipe.task
+    if not task.graded:
+        return [], {}
+    grades = [task.grade(text, row) for text, row in zip(texts, asked.rows, strict=True)]
+    right, before = [grade.strict for grade in grades], [grade.strict for grade in asked.grades]
+    counts = {"strict": sum(right), "lenient": sum(grade.lenient for grade in grades)}
+    return [_paired("held-out answers", right, before, "right answers")], counts
 
 
 def _paired(name: str, got: list[bool], expected: list[bool], what: str) -> Check:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine.tokenizer import ChatTemplate
+from toolkit.fixed_chats import CHATS, TEXTS
 from toolkit.verify import reference
-from toolkit.verify.chats import CHATS, TEXTS
 from toolkit.verify.reference import Text
 from toolkit.verify.stats import Rows
 
@@ -50,7 +51,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Held-out problems, the merged model's greedy answers to them, and their grades."""
+    """Held-out problems, the merged model's greedy answers to them, and their grades: none where the task has no golds."""
 
     rows: list[Row]
     prompts: list[list[int]]
@@ -92,17 +93,16 @@ def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems:
         unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
         model.disable_adapters()
         plain = reference.log_probabilities(model, texts)
-    grades = [
-        recipe.task.grade(tokenizer.decode(ids, skip_special_tokens=True), row)
-        for row, ids in zip(asked_rows, answers, strict=True)
-    ]
+    written = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    graded = zip(asked_rows, written, strict=True) if recipe.task.graded else ()
+    grades = [recipe.task.grade(text, row) for row, text in graded]
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     asked = Asked(asked_rows, prompts, answers, grades, max_new)
     return Material(recipe, config, spoken, asked, texts, tuned, plain, unmerged, loading)
 
 
 def _prompt(tokenizer: Any, recipe: Recipe, row: Row) -> list[int]:
-    return _chat_ids(tokenizer, recipe.task.messages(row))
+    return _chat_ids(tokenizer, ChatTemplate(tokenizer).chat(recipe.task.messages(row)))
 
 
 def _chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

@@ -95,9 +95,8 @@ def _check_language(material: Material) -> list[Check]:
 
 def task_summary(material: Material) -> dict[str, Any]:
     """How the merged model does on the held-out problems."""
+    asked = {"n": len(material.asked.rows)}
+    if not material.recipe.task.graded:
+        return asked
     grades = material.asked.grades
-    return {
-        "n": len(grades),
-        "strict": sum(g.strict for g in grades),
-        "lenient": sum(g.lenient for g in grades),
-    }
+    return asked | {"strict": sum(g.strict for g in grades), "lenient": sum(g.lenient for g in grades)}

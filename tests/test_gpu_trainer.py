@@ -1,0 +1,47 @@
+"""What Unsloth makes of TRL's trainer on a GPU is still what the toolkit counts on. Nothing is computed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import child_environment
+from toolkit.engine.resample import _PADDING
+
+PICTURES = {
+    "image_grid_thw", "image_position_ids", "image_sizes", "mm_token_type_ids", "num_images", "num_tiles",
+    "pixel_attention_mask", "pixel_values", "spatial_shapes", "token_type_ids",
+}  # fmt: skip
+OFF = {"importance_sampling_ratio", "tool_mask", "unsloth_rollout_logps_as_old", "unsloth_sample_weight"}
+"""Only with settings that the toolkit never makes."""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """It writes its generated source into the folder that it runs in."""
+    script = Path(__file__).with_name("gpu_trainer_side.py")
+    found = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path_factory.mktemp("gpu"), capture_output=True, text=True, timeout=300,
+        env=child_environment(),
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    return json.loads(found.stdout.rpartition("FACTS ")[2])
+
+
+def test_its_configuration_takes_every_argument_and_keeps_it(facts: dict[str, Any]) -> None:
+    assert facts["generated"] == "UnslothGRPOTrainer"
+    assert (facts["kept"], facts["with dapo"]) == ("as asked", "as asked")
+
+
+def test_what_it_would_change_is_an_error(facts: dict[str, Any]) -> None:
+    assert "scale_rewards" in facts["with dr_grpo"]
+
+
+def test_all_that_it_puts_into_a_batch_of_text_can_be_put_together(facts: dict[str, Any]) -> None:
+    known = {*_PADDING, "advantages", "num_items_in_batch", "max_left_pad"}
+    assert set(facts["batch"]) == known | PICTURES | OFF

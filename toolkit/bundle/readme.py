@@ -1,0 +1,123 @@
+"""The README of an export: how each program is told to ask the model as its training did. It checks nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.bundle.settings import Settings
+
+README, SYSTEM_FILE = "README.md", "system-prompt.txt"
+MODELFILE, OPEN_WEBUI = ".Modelfile", ".open-webui.json"
+
+
+def model_id(gguf: str) -> str:
+    """The file's name for servers and their clients, who take neither spaces nor commas."""
+    return re.sub(r"[\s,]+", "-", Path(gguf).stem)
+
+
+def beside(gguf: str, ending: str) -> str:
+    """The name of what lies beside a GGUF file."""
+    return gguf.removesuffix(".gguf") + ending
+
+
+def llama_server(gguf: str, settings: Settings) -> str:
+    """The command, to be run where the file lies. The answer stays as the model wrote it: no thoughts are cut out."""
+    words = ["llama-server", "-m", gguf, "--alias", model_id(gguf), "--host", "127.0.0.1", "--port", "8080", "--jinja"]
+    return shlex.join([*words, "--reasoning-format", "none", *settings.llama_cpp()])
+
+
+def llama_cli(gguf: str, settings: Settings) -> str:
+    """The command. Without --no-escape a backslash in the system prompt, as in \\boxed, would begin an escape."""
+    system = ["-sysf", SYSTEM_FILE, "--no-escape"] if settings.system else []
+    return shlex.join(["llama-cli", "-m", gguf, *system, "--jinja", *settings.llama_cpp()])
+
+
+def readme(run: str, files: Sequence[str], settings: Settings, *, has_system_role: bool) -> str:
+    """Markdown. `files` are the GGUF files."""
+    parts = [_head(run, settings, has_system_role)]
+    if files:
+        parts += [_llama_cpp(files, settings), _ollama(files), _open_webui(files)]
+    return "\n\n".join([*parts, _transformers(settings), _vllm(run, settings)]) + "\n"
+
+
+def _head(run: str, settings: Settings, has_system_role: bool) -> str:
+    system = f"under the system prompt in `{SYSTEM_FILE}`" if settings.system else "without a system prompt"
+    lines = [
+        f"# {run}",
+        "",
+        "A model fine-tuned with grpo-toolkit. `manifest.json` names every file's SHA-256 and where it came from; `verify.json`,",
+        "where it is there, says with numbers that these files answer as the trained model does.",
+        "",
+        f"It was trained {system}, on answers of at most {settings.max_tokens} tokens,",
+        f"sampled at temperature {settings.temperature:g}. Ask it likewise; temperature 0 gives the likeliest answer.",
+    ]
+    if settings.system and not has_system_role:
+        lines.append(
+            "Its chat template has no system role: in training that text stood at the beginning of the question, with an empty "
+            "line\nafter it. `toolkit serve` and the Modelfiles put it there; elsewhere write it there yourself."
+        )
+    return "\n".join(lines)
+
+
+def _llama_cpp(files: Sequence[str], settings: Settings) -> str:
+    commands = [f"{llama_server(file, settings)}\n{llama_cli(file, settings)}\n" for file in files]
+    system = f" Each request brings the system prompt: `{SYSTEM_FILE}`." if settings.system else ""
+    return (
+        f"## llama.cpp\n\n{_block('sh', commands)}\n\n`llama-server` speaks OpenAI's protocol at http://127.0.0.1:8080/v1.{system} "
+        "So does `toolkit serve`, without an\ninstallation of llama.cpp."
+    )
+
+
+def _ollama(files: Sequence[str]) -> str:
+    names = [(file, model_id(file).lower()) for file in files]
+    commands = [shlex.join(["ollama", "create", name, "-f", beside(file, MODELFILE)]) for file, name in names]
+    run = shlex.join(["ollama", "run", names[0][1]])
+    return f"## Ollama\n\n{_block('sh', [*commands, run])}\n\nThe first lines of a Modelfile say how its template was checked."
+
+
+def _open_webui(files: Sequence[str]) -> str:
+    name = beside(files[0], OPEN_WEBUI)
+    return (
+        "## Open WebUI\n\n`toolkit open-webui` starts it with everything in its place. In one of your own: Admin Panel > Settings > "
+        "Connections, add\nhttp://127.0.0.1:8080/v1 (any key) while `llama-server` runs; then Workspace > Models > Import, "
+        f"`{name}`."
+    )
+
+
+def _transformers(settings: Settings) -> str:
+    keywords = ", ".join(f"{name}={value!r}" for name, value in settings.transformers().items())
+    chat = ['[{"role": "user", "content": "…"}]']
+    if settings.system:
+        chat = [
+            f'[{{"role": "system", "content": open("{SYSTEM_FILE}", encoding="utf-8").read()[:-1]}},',
+            '        {"role": "user", "content": "…"}]',
+        ]
+    code = [
+        "from transformers import pipeline",
+        "",
+        'model = pipeline("text-generation", model="merged")',
+        f"chat = {chat[0]}",
+        *chat[1:],
+        f'print(model(chat, {keywords})[0]["generated_text"][-1]["content"])',
+    ]
+    return f"## transformers\n\n{_block('python', code)}"
+
+
+def _vllm(run: str, settings: Settings) -> str:
+    words = [
+        "vllm",
+        "serve",
+        "./merged",
+        "--served-model-name",
+        model_id(run),
+        "--max-model-len",
+        str(settings.context),
+    ]
+    return f"## vLLM\n\n{_block('sh', [shlex.join([*words, '--generation-config', 'vllm'])])}"
+
+
+def _block(language: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"```{language}", *lines]).rstrip() + "\n```"

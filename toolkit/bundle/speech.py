@@ -1,0 +1,114 @@
+"""How one GGUF file is spoken to: its chat template, BOS and stop tokens, and the template once more for Ollama.
+
+It runs no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.bundle.go_template import Messages, Turns, turns_of
+from toolkit.fixed_chats import CHATS
+from toolkit.llamacpp import GgufFile, render_chat
+from toolkit.llamacpp.vocabulary import adds_bos
+from toolkit.prompts import messages, suited, takes_system
+from toolkit.rundir import read_json
+
+QUESTION = "What is 12 + 345?"
+UNLIKE: dict[str, list[dict[str, str]]] = {
+    "white space at the ends of a message": [{"role": "user", "content": "  Name a colour.\n"}],
+    "thoughts in earlier answers": [
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "<think>\nOne of them.\n</think>\n\nRed."},
+        {"role": "user", "content": "Another?"},
+    ],
+}
+"""What many Jinja templates take away and Go's language cannot, as Ollama offers it: said, but no reason to do without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Template and tokens of a file, as llama.cpp has them."""
+
+    template: str | None
+    bos: str
+    eos: str
+    adds_bos: bool
+    """Whether llama.cpp puts BOS before a prompt by itself; Ollama lets it, so its templates must not write one."""
+    stops: tuple[str, ...]
+
+    def render(self, chat: Messages, generate: bool) -> str | None:
+        """The chat as training wrote it; None where the file's template refuses it, which each does in words of its own."""
+
+        def write(chat: list[dict[str, str]]) -> str:
+            return render_chat(self.template or "", chat, bos=self.bos, eos=self.eos, generate=generate)
+
+        try:
+            return write(suited(chat, write))
+        except Exception:
+            return None
+
+    @property
+    def has_system_role(self) -> bool:
+        """Where there is none, the system text stands in the first user turn."""
+        return takes_system(lambda chat: render_chat(self.template or "", chat, bos=self.bos, eos=self.eos))
+
+    def without_bos(self, chat: Messages, generate: bool) -> str | None:
+        text = self.render(chat, generate)
+        return text if text is None or not self.adds_bos else text.removeprefix(self.bos)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaTemplate:
+    """A Go template and what its reader has to know. `template` is None where none writes what the training wrote."""
+
+    template: str | None
+    notes: tuple[str, ...]
+
+
+def speech_of(gguf: Path, merged: Path) -> Speech:
+    """From the header of the file; which tokens end an answer, from the merged model's generation config."""
+    file = GgufFile(gguf)
+    ids = read_json(merged / "generation_config.json")["eos_token_id"]
+    return Speech(
+        template=file.field("tokenizer.chat_template"),
+        bos=_token(file, file.field("tokenizer.ggml.bos_token_id")),
+        eos=_token(file, file.field("tokenizer.ggml.eos_token_id")),
+        adds_bos=adds_bos(gguf),
+        stops=tuple(_token(file, number) for number in (ids if isinstance(ids, list) else [ids])),
+    )
+
+
+def _token(file: GgufFile, number: Any) -> str:
+    return file.tokens[number] if isinstance(number, int) and 0 <= number < len(file.tokens) else ""
+
+
+def ollama_template(speech: Speech, system: str) -> OllamaTemplate:
+    """The Go template that writes what training wrote, on the fixed chats and on a question under the training's prompt."""
+    chats = {**CHATS, "a question of the training": messages(QUESTION, system)}
+    expected = {name: text for name, chat in chats.items() if (text := speech.without_bos(chat, True)) is not None}
+    if not expected:
+        return OllamaTemplate(None, ("The file has no chat template that writes a chat.",))
+    if speech.adds_bos and any(speech.render(chats[name], True) == text for name, text in expected.items()):
+        return OllamaTemplate(None, (f"Ollama puts {speech.bos} before every prompt, and the training did not.",))
+    turns = turns_of(speech.without_bos)
+    if turns is None:
+        return OllamaTemplate(
+            None, ("The model's own template writes no plain turns, and Go's language has no other for it.",)
+        )
+    wrong = [name for name, text in expected.items() if turns.render(chats[name]) != text]
+    if wrong:
+        return OllamaTemplate(None, (f"No template of Go writes the text of the training for: {', '.join(wrong)}.",))
+    checked = f"TEMPLATE writes the text of the training: the same on all of {len(expected)} chats."
+    return OllamaTemplate(turns.go(), (checked, *_unlike(speech, turns)))
+
+
+def _unlike(speech: Speech, turns: Turns) -> Iterable[str]:
+    for what, chat in UNLIKE.items():
+        if speech.without_bos(chat, True) not in (None, turns.render(chat)):
+            yield f"Unlike the model's own template it keeps {what}."
+    if "strftime_now" in (speech.template or ""):
+        yield "The model's own template writes the day's date; here stands the day on which this file was made."

@@ -1,0 +1,57 @@
+"""How much of the disk an export needs, before its first byte is written."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.errors import ExportError
+from toolkit.export.checkpoint import Checkpoint
+from toolkit.llamacpp import weights_bytes
+
+EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
+VOCABULARY_BYTES = 50_000_000
+"""Room for tokens, merges and alignment in one file; the largest vocabularies in use need half of it."""
+
+
+def check_space(
+    folder: Path,
+    checkpoint: Checkpoint,
+    kinds: Sequence[str],
+    *,
+    adapter_bytes: int,
+    split_bytes: int | None,
+    freed_bytes: int,
+) -> None:
+    """Refuse what the disk cannot hold. `split_bytes`: files above it are split, and lie there twice meanwhile;
+    `freed_bytes`: what an earlier export in this folder will give back."""
+    need = needed_bytes(checkpoint, kinds, adapter_bytes=adapter_bytes, split_bytes=split_bytes)
+    free = shutil.disk_usage(folder).free + freed_bytes
+    if free < need:
+        raise ExportError(
+            f"the export needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            where=str(folder),
+            hint="name fewer types in export.gguf, or free some space",
+        )
+
+
+def needed_bytes(
+    checkpoint: Checkpoint, kinds: Sequence[str], *, adapter_bytes: int = 0, split_bytes: int | None = None
+) -> int:
+    """Upper estimate of all files of an export, and of those that are there only while it is made."""
+    counts = {name: math.prod(place.shape) for name, place in checkpoint.tensors.items()}
+    embeddings = sum(count for name, count in counts.items() if name.endswith(EMBEDDINGS))
+    matrices = sum(counts.values()) - embeddings
+
+    def file_bytes(kind: str) -> int:
+        return weights_bytes(kind, matrices=matrices, embeddings=embeddings) + VOCABULARY_BYTES
+
+    # The conversion that all quants come from is one of them, or goes away at the end.
+    source = "f32" if any(place.dtype == "F32" for place in checkpoint.tensors.values()) else "f16"
+    own = {"f32"} if source == "f32" else {"f16", "bf16"}
+    files = [file_bytes(kind) for kind in [*kinds, *([source] if kinds and not own & set(kinds) else [])]]
+    twice = max((size for size in files if split_bytes is not None and size > split_bytes), default=0)
+    # Beside the merged shards: a head that is no longer tied, and the adapter as PEFT and as llama.cpp have it.
+    return checkpoint.size_bytes + embeddings * 4 + sum(files) + twice + 4 * adapter_bytes

@@ -1,0 +1,77 @@
+"""The process that serves one GGUF file in OpenAI's protocol: llama-cpp-python's own server, with the file's own chat template.
+
+`command` says how others start it, `main` is that process. Like the file itself it adds no system prompt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.prompts import suited
+
+NEEDS = ("fastapi", "pydantic_settings", "sse_starlette", "starlette_context", "uvicorn")
+STOP_S = 2
+"""How long a stopped server waits for answers that are being written."""
+
+
+def words(path: Path, *, model_id: str, context: int, host: str, port: int) -> list[str]:
+    """Module and arguments for `python -m`. ToolkitError where the server's packages are missing."""
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        what = f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
+        raise ToolkitError(what, hint="make setup, or: pip install 'llama-cpp-python[server]'")
+    wanted = {"model": str(path.resolve()), "model_alias": model_id, "n_ctx": context, "host": host, "port": port}
+    return [__name__, json.dumps(wanted)]
+
+
+def main(arguments: list[str]) -> None:
+    """Load the file, then answer until a signal ends it."""
+    wanted = json.loads(arguments[0])
+    host, port = wanted.pop("host"), wanted.pop("port")
+    from llama_cpp.server import app as server
+    from llama_cpp.server.settings import ModelSettings, ServerSettings
+
+    _forget_settings([*ModelSettings.model_fields, *ServerSettings.model_fields, "config_file"])
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    model = ModelSettings(
+        **wanted, n_threads=threads, n_threads_batch=threads, verbose=False,
+        chat_format="chat_template.default",  # else a template that looks familiar is replaced by a built-in one
+    )  # fmt: skip
+    # By default a second request, of another tab say, would break off the answer to the first.
+    app = server.create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[model])
+    _suit(server._llama_proxy(None))  # type: ignore[reportOptionalCall]
+    import uvicorn
+
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=STOP_S)
+
+
+def _forget_settings(names: list[str]) -> None:
+    """The server would take any of its settings from the environment: SEED, API_KEY or HOST, meant for other programs."""
+    for name in [name for name in os.environ if name.lower() in names]:
+        del os.environ[name]
+
+
+def _suit(llama: Any) -> None:
+    """Where the template has no system role, put the text where training had it."""
+    from toolkit.llamacpp.runtime import render_chat
+
+    handler = llama._chat_handlers[llama.chat_format]
+    template = llama.metadata["tokenizer.chat_template"]
+
+    def render(messages: list[dict[str, str]]) -> str:
+        return render_chat(template, messages, bos="", eos="")
+
+    def suited_handler(*, messages: list[dict[str, str]], **options: Any) -> Any:
+        return handler(messages=suited(messages, render), **options)
+
+    llama.chat_handler = suited_handler
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,146 @@
+"""Server processes: started tied to this one, waited for until they answer, stopped alone. It knows no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from toolkit import console
+from toolkit.errors import ToolkitError
+
+TETHER = Path(__file__).with_name("tether.py")
+POLL_S = 0.25
+TELL_S = 10
+"""How often a wait is reported."""
+GRACE_S = 6
+"""From the request to stop to the end by force."""
+
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy in the environment is not asked for this machine's own addresses."""
+
+
+class Server:
+    """A process that answers HTTP on loopback."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+
+    def wait_until_healthy(self, url: str, *, limit_s: float) -> None:
+        """Return once `url` answers with success. ToolkitError where the process ends before, or takes too long."""
+        started = told = time.monotonic()
+        while not _answers(url):
+            self.check()
+            now = time.monotonic()
+            if now - started > limit_s:
+                raise ToolkitError(f"{self.name} did not answer within {limit_s:.0f} s", where=url)
+            if now - told >= TELL_S:
+                console.note(f"waiting for {self.name}: {now - started:.0f} s")
+                told = now
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """ToolkitError, with the last words of the process, where it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ToolkitError(f"{self.name} {how}. Its last words:\n{self._last_words()}")
+
+    def stop(self) -> None:
+        """Ask it to end, and what it started; insist after `GRACE_S`, or at once at a second Ctrl-C."""
+        try:
+            self._signal(signal.SIGTERM)
+            self._process.wait(GRACE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # the group is gone
+            os.killpg(self._process.pid, number)
+
+    def _last_words(self, count: int = 12) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-count:]) or "(none)"
+
+
+@contextmanager
+def running(
+    name: str, module: Sequence[str], *, log: Path, python: str = sys.executable, env: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """`python -m MODULE …` while the block runs, in a session of its own: Ctrl-C reaches this process alone, which stops it.
+
+    `log` gets what it prints.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [python, "-P", str(TETHER), *module],
+            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+        )  # fmt: skip
+    server = Server(name, process, log)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Ctrl-C, SIGTERM or a closed terminal end the block; that is how servers are meant to end, so it is no error."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.note("stopped")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait_while_running(servers: Sequence[Server]) -> None:
+    """Until one of them ends, which is an error."""
+    while True:
+        for server in servers:
+            server.check()
+        time.sleep(POLL_S)
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or for 0 one that is free. ToolkitError where it is taken or the host is none of this machine's."""
+    try:
+        with socket.create_server((host, port)) as probe:
+            return probe.getsockname()[1]
+    except OSError as error:
+        hint = "another one: --port NUMBER, or --port 0 for any that is free"
+        raise ToolkitError(f"port {port} cannot be had: {error.strerror}", where=f"{host}:{port}", hint=hint) from error
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _direct.open(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:  # urllib's errors among them: not there yet, or not ready
+        return False
+
+
+def post_json(url: str, body: Any, *, token: str = "") -> Any:
+    """The answer to a request of this process to a server on this machine. ToolkitError where it refuses."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with _direct.open(request, timeout=60) as answer:
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        raise ToolkitError(f"no answer to be used: {error}", where=url) from error
