@@ -165,7 +165,6 @@ class Hub:
         tree = repo.branches.get(unquote(revision)) or repo.commits.get(revision) or {}
         return 200, [entry(path, data) for path, data in tree.items()]
 
-
     def nowhere(self, body: Any, asked: str) -> Answer:
         """What else the client asks on its own: a list of names for its user agent."""
         return 404, {}

@@ -29,6 +29,7 @@ from effects import (
     warmup_rows,
 )
 from hub_effects import checkpoints_up, made_private, placed, pushes
+from export_effects import COPY, looks_at_the_adapter, merged_into, weighed, written
 from models import small_recipe
 from reward_keys import REWARD_EFFECTS
 from task_keys import TASK_EFFECTS
@@ -123,7 +124,12 @@ EFFECTS: dict[str, Effect] = {
     ),
     "eval.batch_size": Effect(2, evaluated(lambda _, asked: asked[0]["batch_rows"])),
     "export.merged": Effect(False, exported("merged")),
+    "export.base": Effect("org/sixteen", merged_into, ("org/sixteen", False), COPY),
+    "export.dequantize_base": Effect(True, merged_into, ("org/model-bnb-4bit", True), COPY),
     "export.gguf": Effect(["q8_0"], exported("quants")),
+    "export.imatrix": Effect(True, weighed),
+    "export.lora_gguf": Effect(True, looks_at_the_adapter),
+    "export.max_shard_size": Effect("2GB", written("max_bytes"), 2 * 10**9),
     "hub.repo": Effect("me/mine", placed("merged"), given=REPO),
     "hub.adapter_repo": Effect("me/lora", placed("adapter"), given=REPO),
     "hub.gguf_repo": Effect("me/gguf", placed("gguf"), given=REPO),

@@ -130,6 +130,17 @@ def test_a_chat_that_the_template_refuses_is_an_error(export: Path, tmp_path: Pa
         list(model.answer(messages("a", "b"), max_new=1))
 
 
+def test_a_system_text_reaches_a_template_without_that_role(export: Path, tmp_path: Path) -> None:
+    file = tmp_path / "no_system.gguf"
+    shutil.copyfile(export / "a-q8_0.gguf", file)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    turn = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant\n"
+    edit_gguf(file, tokenizer__chat_template=refuses + turn)
+    with open_chat(file, context=64) as model:
+        folded = "".join(model.answer(messages("Name a colour.", "Be brief."), max_new=4))
+        assert folded == "".join(model.answer(messages("Be brief.\n\nName a colour.", ""), max_new=4))
+
+
 def test_an_export_without_gguf_files_names_the_command_that_makes_them(
     export: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def completions(tmp_path: Path) -> Path:
         (["recipes"], 0),
         (["recipes", "show", "gemma3-gsm8k"], 0),
         (["check", "{bad}"], 2),
+        (["data", "{bad}"], 2),
         (["train", "{bad}"], 2),
         (["train", "{bad}", "--to", "verify"], 2),
         (["rewards", "list"], 0),

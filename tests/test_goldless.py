@@ -35,6 +35,7 @@ def recipe_of(checkpoint: Path, *rewards: dict[str, Any]) -> Any:
         "name": "prompts", "prompts": [f"Say {word * 3}." for word in "abcdefghijklmnop"], "heldout_rows": 4,
     }  # fmt: skip
     plain["rewards"] = list(rewards)
+    plain["model"]["max_seq_length"] = 1024  # a question to the judge is longer than any prompt
     plain["grpo"] |= {"max_steps": 3, "save_steps": 2, "learning_rate": 1e-2}
     return Recipe.model_validate(plain)
 

@@ -39,16 +39,12 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def push(export: Path, hub: Hub, tmp_path: Path) -> Push:
     """`toolkit push` in a process of its own: it speaks with the stand-in and knows no token of this machine."""
 
-    def run(*words: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
         kept = {key: value for key, value in child_environment().items() if not key.startswith(("HF_", "HUGGING"))}
         given = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": TOKEN, "NO_PROXY": "*"}
         given |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        env = kept | given | changes
         command = [sys.executable, "-m", "toolkit", "push", *words]
-        done = subprocess.run(
-            command, env={key: value for key, value in env.items() if value is not None},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = subprocess.run(command, env=kept | given, capture_output=True, text=True, check=False)
         assert TOKEN not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -111,7 +107,9 @@ def test_the_option_is_taken_literally_and_takes_everything(push: Push, hub: Hub
     hub.who["orgs"].append({"name": "Other-Org", "roleInOrg": "admin"})
     assert push("--repo", "Other-Org/My.Model_1").returncode == 0
     assert list(hub.private) == ["Other-Org/My.Model_1"]
-    assert {"model.safetensors", "a-f16.gguf", "adapter/adapter_config.json"} <= set(hub.repos["Other-Org/My.Model_1"].files)
+    assert {"model.safetensors", "a-f16.gguf", "adapter/adapter_config.json"} <= set(
+        hub.repos["Other-Org/My.Model_1"].files
+    )
 
 
 def test_a_private_model_does_not_go_into_a_public_repository(hub: Hub, export: Path) -> None:
@@ -216,19 +214,27 @@ def test_the_token_stands_in_no_exception_however_deep(hub: Hub, export: Path, r
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("name", "value", "said"),
     [
-        ({"HF_TOKEN": None}, "there is no token for the Hub"),
-        ({"HF_TOKEN": "hf_somethingElse"}, "does not accept the token"),
-        ({"HF_HUB_OFFLINE": "1"}, "unset HF_HUB_OFFLINE"),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "ConnectError"),
+        ("HF_TOKEN", "", "there is no token for the Hub"),
+        ("HF_TOKEN", "hf_somethingElse", "does not accept the token"),
+        ("HF_HUB_OFFLINE", True, "unset HF_HUB_OFFLINE"),
+        ("ENDPOINT", "http://127.0.0.1:9", "ConnectError"),
     ],
 )
 def test_without_token_or_network_nothing_is_sent(
-    push: Push, hub: Hub, changes: dict[str, str | None], said: str
+    hub: Hub, export: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, said: str
 ) -> None:
-    done = push(**changes)
-    assert done.returncode == 2 and said in done.stderr and "toolkit push" in done.stderr
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(export / "no login"))
+    if name == "HF_TOKEN":
+        monkeypatch.setenv(name, value)
+    else:
+        monkeypatch.setattr(constants, name, value)
+    with pytest.raises(ToolkitError) as caught:
+        push_export(export)
+    assert said in f"{caught.value.message}; {caught.value.hint}" and f"toolkit push {export}" in str(caught.value.hint)
     assert hub.repos == {}
 
 

@@ -202,7 +202,7 @@ def test_the_request_is_plain_openai() -> None:
 FAILURES = {
     "HTTP 500": Answer(status=500, raw=b"out of memory"),
     "HTTP 400": Answer(status=400, raw=b'{"error": {"message": "context too long"}}'),
-    "no reply in time": Answer(delay_s=1.0),
+    "no reply in time": Answer(delay_s=2.0),
     "an answer that is not in OpenAI's form": Answer(raw=b"<html>A proxy's page</html>"),
     "a reply without text": Answer(words=None),
     "a reply without a score": Answer("A fine answer."),
@@ -220,7 +220,7 @@ def test_a_failure_abstains_is_told_and_is_not_kept(
         return FAILURES[kind] if fails else Answer()
 
     with ScriptedJudge(script) as server:
-        reward = at(server, timeout_s=0.3).within(around(tmp_path))
+        reward = at(server, timeout_s=1.0).within(around(tmp_path))
         assert reward.score("x", ROW) is None
         assert f"1 of 1 completions have no mark and are left out: {kind}" in caplog.text
         fails = False
@@ -231,7 +231,13 @@ def test_a_failure_abstains_is_told_and_is_not_kept(
     "raw", [b"", b"null", b"[]", b"7", b'{"choices": []}', b'{"choices": [7]}', b"\xff\xfe", b"[" * 90_000]
 )
 def test_no_answer_raises(raw: bytes) -> None:
-    with ScriptedJudge(lambda number, asked: Answer(raw=raw)) as server:
+    for headers in ({}, {"Content-Encoding": "gzip"}, {"Content-Type": "text/event-stream; charset=klingon"}):
+        with ScriptedJudge(lambda number, asked, headers=headers: Answer(raw=raw, headers=headers)) as server:
+            assert at(server).score("x", ROW) is None
+
+
+def test_a_redirection_in_a_circle_is_a_failure() -> None:
+    with ScriptedJudge(lambda number, asked: Answer(status=307, headers={"Location": asked.path})) as server:
         assert at(server).score("x", ROW) is None
 
 
@@ -257,17 +263,17 @@ def test_it_tries_again_with_growing_pauses_and_as_told() -> None:
     with ScriptedJudge(lambda number, asked: script[number]) as server:
         assert at(server, retries=2).score("x", ROW) == pytest.approx(0.4)
     first, second, third = (asked.at for asked in server.asked)
-    assert 0.3 < second - first < third - second < 2
+    assert 0.3 < second - first < third - second < 5
     script = [Answer(status=429, headers={"Retry-After": "1"}), Answer()]
     with ScriptedJudge(lambda number, asked: script[number]) as server:
         assert at(server, retries=1).score("x", ROW) == pytest.approx(0.4)
     first, second = (asked.at for asked in server.asked)
-    assert 0.95 < second - first < 2
+    assert 0.95 < second - first < 5
 
 
 def test_a_time_out_is_tried_again_and_the_number_of_tries_is_kept() -> None:
-    with ScriptedJudge(lambda number, asked: Answer(delay_s=1.0 if number == 0 else 0.0)) as server:
-        assert at(server, retries=1, timeout_s=0.4).score("x", ROW) == pytest.approx(0.4)
+    with ScriptedJudge(lambda number, asked: Answer(delay_s=3.0 if number == 0 else 0.0)) as server:
+        assert at(server, retries=1, timeout_s=1).score("x", ROW) == pytest.approx(0.4)
     with ScriptedJudge(lambda number, asked: Answer(status=500)) as server:
         assert at(server, retries=1).score("x", ROW) is None
     assert len(server.asked) == 2
@@ -281,7 +287,7 @@ def test_a_reply_that_trickles_in_has_an_end() -> None:
     with ScriptedJudge(lambda number, asked: Answer(trickle_s=0.1)) as server:
         began = time.monotonic()
         assert at(server, timeout_s=0.5).score("x", ROW) is None
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
 
 
 def test_calls_run_side_by_side_and_no_more_than_allowed() -> None:
@@ -473,7 +479,7 @@ def test_where_nobody_answers_the_way_out_is_a_command() -> None:
     with pytest.raises(ToolkitError, match="no connection") as error:
         gone.ready([ROW])
     assert "python -m llama_cpp.server" in str(error.value.hint) and gone.endpoint == error.value.where
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5
 
 
 def test_a_named_model_is_asked_for_where_models_are_not_listed() -> None:

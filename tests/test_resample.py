@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import resample_side
 import unsloth_side
 from models import small_recipe
 from run_files import assert_same_run, drawn, lines
@@ -103,7 +104,7 @@ def test_scaling_by_the_batch_is_refused_in_the_recipe(tmp_path: Path) -> None:
 
 def test_unsloths_gpu_layout_keeps_every_log_probability_at_its_token(unsloth_process: Ask) -> None:
     """Its log-probabilities are packed to the left; checked with its own functions for that layout."""
-    assert unsloth_process(unsloth_side.log_probabilities_at_their_tokens) == {"apart": 0.0, "tokens": 39}
+    assert unsloth_process(resample_side.log_probabilities_at_their_tokens) == {"apart": 0.0, "tokens": 39}
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -120,7 +121,7 @@ def test_the_gradient_is_that_of_the_same_groups_generated_at_once(
     settings: dict[str, Any], unsloth_process: Ask, tiny_checkpoint: Path
 ) -> None:
     grpo = {"prompts_per_step": 4, "resample_rounds": 3, **settings}
-    found = unsloth_process(unsloth_side.drawn_again_and_at_once, small_recipe(str(tiny_checkpoint), grpo=grpo))
+    found = unsloth_process(resample_side.drawn_again_and_at_once, small_recipe(str(tiny_checkpoint), grpo=grpo))
     assert found["replaced"] >= 1 and found["size"] > 0.01
     assert found["apart"] < 1e-5 * max(1.0, found["size"])
     assert found["advantages apart"] < 1e-6

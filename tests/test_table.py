@@ -81,7 +81,6 @@ def test_texts_are_compared_without_case_spacing_and_spelling_of_letters(
 
 
 def test_expressions_are_compared_by_computer_algebra(tmp_path: Path) -> None:
-    pytest.importorskip("toolkit.tasks.symbolic")
     rows = [{"prompt": f"Expand {n}", "gold": "x^2 - 1"} for n in "ab"]
     (row,) = pickle.loads(pickle.dumps(table(tmp_path, rows, gold="gold", grading="math").rows("train")))
     assert accepts(row, "x^2 - 1") and accepts(row, "(x-1)(x+1)") and not accepts(row, "x^2 + 1")

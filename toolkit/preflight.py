@@ -69,7 +69,7 @@ def check(loaded: Loaded) -> Report:
         return Report(loaded.name, tuple(findings))
     findings += _data(recipe, train, heldout)
     findings += _ready(recipe, train)
-    findings += _rewards(lint_rewards(recipe, [*train, *heldout]))
+    findings += _rewards(lint_rewards(recipe, [*train, *heldout]), graded=recipe.task.graded)
     findings += _plan(recipe, train, heldout)
     return Report(loaded.name, tuple(findings))
 
@@ -146,14 +146,15 @@ def _ready(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Finding]:
         try:
             reward.ready(rows)
         except ToolkitError as error:
-            yield Finding("rewards", reward.name, str(error), "failed", error.hint)
+            yield Finding("rewards", reward.name, error.message, "failed", error.hint)
 
 
-def _rewards(report: LintReport) -> Iterator[Finding]:
+def _rewards(report: LintReport, *, graded: bool) -> Iterator[Finding]:
     """What the reward lint says. The faults of a published function that was asked for are warnings."""
     yield Finding("rewards", "rows tried", report.rows)
     yield Finding("rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}")
-    yield Finding("rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}")
+    if graded:
+        yield Finding("rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}")
     for name in report.not_tried:
         yield Finding("rewards", name, "not tried: it asks a model")
     for problem in report.problems:

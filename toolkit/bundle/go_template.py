@@ -29,8 +29,8 @@ class Turns:
     assistant: Around
     generate: str
     """The beginning of an answer."""
-    no_system: str
-    """Written first where the chat has no system message."""
+    head: str
+    """Written first where the chat has no system message; where it is folded, always."""
     system: Around | None
     """Around the system message; None where the template never writes it."""
     folded: bool
@@ -48,19 +48,17 @@ class Turns:
         )
 
     def _go_head(self) -> str:
-        default = _literal(self.no_system)
-        if self.system is None:
-            return default
-        if self.folded:
-            return "{{ $system := .System }}" + (f"{{{{ if not .System }}}}{default}{{{{ end }}}}" if default else "")
-        head = "{{ if .System }}" + _around(self.system, "{{ .System }}")
-        return head + (f"{{{{ else }}}}{default}" if default else "") + "{{ end }}"
+        default = _literal(self.head)
+        if self.system is None or self.folded:
+            return default + ("{{ $system := .System }}" if self.folded else "")
+        system = "{{ if .System }}" + _around(self.system, "{{ .System }}")
+        return system + (f"{{{{ else }}}}{default}" if default else "") + "{{ end }}"
 
     def render(self, messages: Messages) -> str:
         """What Ollama writes for this chat with `go()`: a test holds the two together, through Go itself."""
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
         whole = system.join(self.system) if system and self.system else ""
-        text = ("" if self.folded else whole) if system and self.system else self.no_system
+        text = whole if whole and not self.folded else self.head
         for role, content in _collated(messages):
             if role == "user":
                 text += (whole + content if self.folded else content).join(self.user)
@@ -78,12 +76,13 @@ def turns_of(render: Render) -> Turns | None:
         user_end = _cut(render([user], False), USER)[1]
         answer_end = _cut(render([user, answer], False), ANSWER)[1]
         before_user = _without_start(again, answer_end)
-        system, folded = _system_of(render, before_user)
+        head = _without_end(begun, before_user)
+        system, folded = _system_of(render, head, before_user)
         return Turns(
             user=(before_user, user_end),
             assistant=(_without_start(between, user_end), answer_end),
             generate=_without_start(end, user_end),
-            no_system=_without_end(begun, before_user),
+            head=head,
             system=system,
             folded=folded,
         )
@@ -91,14 +90,15 @@ def turns_of(render: Render) -> Turns | None:
         return None
 
 
-def _system_of(render: Render, before_user: str) -> tuple[Around | None, bool]:
+def _system_of(render: Render, head: str, before_user: str) -> tuple[Around | None, bool]:
+    """Around the system message, and whether it is folded into the user's turn."""
     text = render([_message("system", SYSTEM), _message("user", USER)], True)
     if text is None or SYSTEM not in text:
         return None, False
     before, between, _ = _cut(text, SYSTEM, USER)
     if between.endswith(before_user):
         return (before, _without_end(between, before_user)), False
-    return (_without_start(before, before_user), between), True
+    return (_without_start(before, head + before_user), between), True
 
 
 def _cut(text: str | None, *marks: str) -> list[str]:

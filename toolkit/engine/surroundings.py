@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from toolkit.errors import EngineError
 from toolkit.rewards.base import Chat, Surroundings
 from toolkit.rundir import cache_folder
 

@@ -147,10 +147,8 @@ def read_rows(handle: BinaryIO, place: Place, first: int = 0, last: int | None =
     import torch
 
     last = place.n_rows if last is None else last
-    data = bytearray((last - first) * place.row_bytes)
+    data = torch.empty((last - first) * place.row_bytes, dtype=torch.uint8)
     handle.seek(place.begin + first * place.row_bytes)
-    if handle.readinto(data) != len(data):  # type: ignore[attr-defined]
+    if handle.readinto(data.numpy().data) != data.numel():  # type: ignore[attr-defined]
         raise ExportError("a file of weights ends too early; it changed while being read")
-    if not data:
-        return torch.empty((last - first, *place.shape[1:]), dtype=getattr(torch, DTYPES[place.dtype]))
-    return torch.frombuffer(data, dtype=getattr(torch, DTYPES[place.dtype])).reshape(last - first, *place.shape[1:])
+    return data.view(getattr(torch, DTYPES[place.dtype])).reshape(last - first, *place.shape[1:])

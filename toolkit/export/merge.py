@@ -102,9 +102,10 @@ def _write_tensor(
         for first, last in place.blocks():
             stored = read_rows(source, place, first, last)
             merged = rows(stored.to(torch.float32, copy=True), first, last).to(stored.dtype).contiguous()
-            if not torch.isfinite(merged).all():
+            # A sum is finite only of finite numbers, and ten times faster than to ask each of them.
+            if not merged.sum(dtype=torch.float32).isfinite() and not merged.isfinite().all():
                 raise ExportError(f"{name} holds infinite or undefined numbers after merging")
-            target.write(merged.view(torch.uint8).numpy())
+            target.write(merged.view(torch.uint8).numpy().data)
 
 
 def _rows(change: Change, factors: BinaryIO) -> Rows:
@@ -115,11 +116,11 @@ def _rows(change: Change, factors: BinaryIO) -> Rows:
     if change.embedding:
         up, down = down.T, up.T
     if change.magnitude is None:
-        return lambda weight, first, last: weight.add_(up[first:last] @ down, alpha=change.scale)
+        return lambda weight, first, last: weight.addmm_(up[first:last], down, alpha=change.scale)
     magnitude = read_rows(factors, change.magnitude).float().flatten()
 
     def scaled(weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        weight.add_(up[first:last] @ down, alpha=change.scale)
+        weight.addmm_(up[first:last], down, alpha=change.scale)
         return weight.mul_((magnitude[first:last] / weight.norm(dim=1))[:, None])
 
     return scaled

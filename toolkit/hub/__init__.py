@@ -144,9 +144,12 @@ class _Push:
     def _items(self, place: Place, facts: Facts) -> list[Item]:
         """The files of this repository, the records, the model card, and what the licence wants beside them."""
         records = [self.export.recipe, self.export.manifest]
-        records += [self.export.certificate] if self.proof.certificate else []
+        if self.proof.certificate:
+            records.append(self.export.certificate)
         items = [Item(there, self.export.path / here, self.proof.files[here]) for there, here in place.files.items()]
         items += [Item(record.name, portable_file(record)) for record in records]
+        if self.proof.certificate and self.export.certificate_text.is_file():
+            items.append(Item(self.export.certificate_text.name, self.export.certificate_text))
         items.append(Item(CARD, card_text(facts, place).encode()))
         if facts.licence.notice and not any(name.upper().startswith("NOTICE") for name in place.files):
             items.append(Item("NOTICE", f"{facts.licence.notice}\n".encode()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.hub import describe, scores
 from toolkit.hub.files import Place, Proof
-from toolkit.hub.markdown import inline, link, table
+from toolkit.hub.markdown import inline, link, table, visible
 from toolkit.hubapi import Licence
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _metadata(facts: Facts, place: Place) -> str:
     from huggingface_hub import ModelCardData
 
     licence = facts.licence
-    named = {"license_name": licence.name, "license_link": licence.link} if licence.id == "other" else {}
+    named = {"license_name": visible(licence.name)} if licence.id == "other" else {}
     library, relation = {
         frozenset({"adapter"}): ("peft", "adapter"),
         frozenset({"gguf"}): ("gguf", "quantized"),
@@ -79,7 +79,7 @@ def _metadata(facts: Facts, place: Place) -> str:
         pipeline_tag="text-generation",
         tags=["grpo", "reinforcement-learning", *(["gguf"] if "gguf" in place.parts else []),
               *([NOT_VERIFIED] if facts.proof.problems else [])],
-        **{key: value for key, value in named.items() if value},
+        **named,
     )  # fmt: skip
     return data.to_yaml().strip()
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "|": "&#124;", "$": "&#36;"}
 _MARKS = re.compile(
-    r"[`*{}\[\]!~@&<>|$\\]|(?<![a-z0-9])_|_(?![a-z0-9])|:(?=//)|(?<=www)\.|^[#+\-=]|(?<=^\d)[.)]|(?<=^\d\d)[.)]", re.IGNORECASE
+    r"[`*{}\[\]!~@&<>|$\\]|(?<![a-z0-9])_|_(?![a-z0-9])|:(?=//)|(?<=www)\.|^[#+\-=]|(?<=^\d)[.)](?=\s)|(?<=^\d\d)[.)](?=\s)",
+    re.IGNORECASE,
 )
 """What Markdown, HTML or formulas read within a line or at its beginning, in links that Markdown finds by itself too."""
 

@@ -97,7 +97,7 @@ class Endpoint:
 
     def way_out(self, failure: Failure) -> str:
         """What to try."""
-        if failure.kind in (_LATE, _NOBODY):
+        if failure.kind in (_LATE, _NOBODY) and is_loopback(self.url):
             port = urlsplit(self.url).port or 8080
             return f"start it, for instance: python -m llama_cpp.server --model JUDGE.gguf --port {port}"
         if failure.status in (401, 403):
@@ -138,7 +138,7 @@ class Endpoint:
             async with asyncio.timeout(longest_s):
                 return json.loads(await send(path, cast_to=str, **body))
         except (openai.APITimeoutError, TimeoutError):
-            return Failure(_LATE, f"timeout_s: {self.timeout_s:g}")
+            return Failure(_LATE, f"given up after {longest_s:g} s at most")
         except openai.APIStatusError as error:
             detail = self._without_key(" ".join(error.response.text.split()))
             return Failure(f"HTTP {error.status_code}", repr(detail[:_SHOWN]), error.status_code)

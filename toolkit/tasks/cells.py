@@ -57,7 +57,8 @@ def number_of(value: object) -> str | None:
 def plain(value: Any) -> Any:
     """A value for a user's own code: numbers as Python's int and float, containers likewise."""
     if isinstance(value, Decimal):
-        return float(value)
+        number = float(value)
+        return number if math.isfinite(number) else None
     if isinstance(value, list):
         return [plain(item) for item in value]
     return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value

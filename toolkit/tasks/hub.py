@@ -23,6 +23,11 @@ class Source(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def stamp(self) -> object:
+        """Another one where the records may be others."""
+        ...
+
     def records(self) -> Iterator[Record]: ...
     def place(self, number: int) -> str: ...
 
@@ -36,6 +41,13 @@ class FileSource:
     @property
     def name(self) -> str:
         return str(self.path)
+
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        if not self.path.is_file():
+            return None
+        status = self.path.stat()
+        return status.st_mtime_ns, status.st_size
 
     def records(self) -> Iterator[Record]:
         return read_file(self.path)
@@ -57,6 +69,10 @@ class HubSource:
     @property
     def name(self) -> str:
         return f"{self.dataset}, split {self.split}"
+
+    @property
+    def stamp(self) -> None:
+        return None
 
     def records(self) -> Iterator[Record]:
         try:

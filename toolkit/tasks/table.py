@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self
 
@@ -28,7 +28,7 @@ class Table(FileTask):
     """Your own rows, from a file or from the Hub, with or without golds."""
 
     name: Literal["table"] = "table"
-    system_prompt: str | None = None  # type: ignore[assignment]
+    system_prompt: str | None = None
     """Text of the system message; empty for none; null: the answer format where there is a gold column, else none."""
     dataset: str | None = None
     """Instead of train_file: a data set on the Hub, `org/name`."""
@@ -106,16 +106,20 @@ class Table(FileTask):
         return bool(self.heldout_file or self.heldout_split)
 
     def _read(self, split: Split) -> tuple[Halves, tuple[str, ...]]:
-        built = self._build(split if self._apart else "train")
-        if self._apart:
-            return Halves(built.rows, built.rows, 0), built.notices
-        where = self.source("train").name
-        return set_aside(built.rows, self.heldout_rows, seed=self.split_seed, where=where), built.notices
+        own = split if self._apart else "train"
+        return _read_once(self, own, self.source(own).stamp)  # type: ignore[arg-type]  # frozen, so pydantic hashes it
 
-    def _build(self, split: Split) -> Built:
+    def build(self, split: Split) -> Built:
+        """The rows of a half's own source, before any are set aside."""
         columns = Columns(self.prompt, self.gold, self.solution)
         golds = Golds(self._read_gold, self.judge_of) if self.graded else None
         return build(self.source(split), columns, prefix=f"table/{split}" if self._apart else "table", golds=golds)
+
+    def halves(self, rows: Sequence[Row]) -> Halves:
+        """Rows of one source as the halves that it stands for."""
+        if self._apart:
+            return Halves(tuple(rows), tuple(rows), 0)
+        return set_aside(rows, self.heldout_rows, seed=self.split_seed, where=self.source("train").name)
 
     def source(self, split: Split) -> Source:
         """Where the half's own records come from. Without a held-out source only that of `train` is read."""
@@ -138,11 +142,17 @@ class Table(FileTask):
         if self.grading == "math":
             from toolkit.tasks.symbolic import expression
 
-            if (
-                expression(text) is None
-            ):  # whether the library can compute with it is for `toolkit check`: 7,000 take minutes
+            # Whether the library can compute with it is left to `toolkit check`: 7,000 golds take minutes.
+            if expression(text) is None:
                 raise RowFault(f"the gold {text[:60]!r} is no expression")
         return text
+
+
+@lru_cache(maxsize=2)
+def _read_once(task: Table, split: Split, stamp: object) -> tuple[Halves, tuple[str, ...]]:
+    """A step asks for both halves and for what was left out; a data set on the Hub takes seconds each time."""
+    built = task.build(split)
+    return task.halves(built.rows), built.notices
 
 
 @lru_cache(maxsize=256)
