@@ -140,7 +140,7 @@ def imported(way: str) -> None:
     if way == "merge":
         import torch  # noqa: F401
 
-        import toolkit.export.merge  # noqa: F401
+        from toolkit.export import merge as _  # noqa: F401
     if way == "peft":
         import peft  # noqa: F401
         import transformers  # noqa: F401

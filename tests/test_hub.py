@@ -15,7 +15,7 @@ import pytest
 from hub_export import REPO, certify, everything, write_export
 from hub_stand_in import TOKEN, Hub, Repo, logged_in_to, running_hub
 from models import child_environment
-from toolkit.errors import ToolkitError
+from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub import proven, push_export
 from toolkit.rundir import ExportDir
 
@@ -102,6 +102,35 @@ def test_without_a_merged_product_the_merged_folder_stays_here(hub: Hub, export:
     assert not {"model.safetensors", "config.json"} & set(hub.repos[REPO].files)
 
 
+def test_a_part_without_a_repository_stays_here(hub: Hub, export: Path) -> None:
+    use(export, repo=None, gguf_repo="org/model-GGUF")
+    push_export(export)
+    assert list(hub.repos) == ["org/model-GGUF"]
+    assert set(hub.repos["org/model-GGUF"].files) == {
+        "a-f16.gguf", "a-q8_0.gguf", "LICENSE", "README.md", "recipe.json", "manifest.json", "verify.json",
+    }  # fmt: skip
+
+
+def test_the_notice_that_a_licence_wants_lies_beside_the_model(hub: Hub, export: Path) -> None:
+    recipe = json.loads((export / "recipe.json").read_text())
+    recipe["model"]["source"] = "unsloth/gemma-3-1b-it"
+    (export / "recipe.json").write_text(json.dumps(recipe))
+    push_export(export)
+    notice = b"Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms\n"
+    assert hub.repos[REPO].files["NOTICE"] == notice
+
+
+def test_a_name_that_the_licence_forbids_is_refused(hub: Hub, export: Path) -> None:
+    recipe = json.loads((export / "recipe.json").read_text())
+    recipe["model"]["source"] = "unsloth/Llama-3.2-1B-Instruct"
+    (export / "recipe.json").write_text(json.dumps(recipe))
+    with pytest.raises(ToolkitError, match="begin with “Llama”"):
+        push_export(export, force=True)
+    assert hub.repos == {}
+    push_export(export, repo="org/Llama-3.2-mine")
+    assert b"Llama 3.2 is licensed under" in hub.repos["org/Llama-3.2-mine"].files["NOTICE"]
+
+
 def test_the_option_is_taken_literally_and_takes_everything(push: Push, hub: Hub, export: Path) -> None:
     use(export, adapter_repo="org/model-lora", gguf_repo="org/model-GGUF")
     hub.who["orgs"].append({"name": "Other-Org", "roleInOrg": "admin"})
@@ -171,7 +200,7 @@ def test_a_fine_grained_token_that_may_write_there_is_enough(hub: Hub, export: P
 def test_all_permissions_are_asked_for_before_the_first_upload(hub: Hub, export: Path) -> None:
     use(export, gguf_repo="tester/readonly")
     hub.repos["tester/readonly"] = Repo(writable=False)
-    with pytest.raises(ToolkitError, match="may not write to tester/readonly"):
+    with pytest.raises(ToolkitError, match="may not write there"):
         push_export(export)
     assert REPO not in hub.repos and "preupload" not in hub.asked
 
@@ -182,7 +211,7 @@ def test_all_permissions_are_asked_for_before_the_first_upload(hub: Hub, export:
 @pytest.mark.parametrize(
     ("route", "status", "headers", "said"),
     [
-        ("create", 403, {}, "may not write to org"),
+        ("create", 403, {}, "may not write there"),
         ("info", 403, {"X-Error-Code": "GatedRepo"}, "is gated"),
         ("preupload", 404, {"X-Error-Code": "RepoNotFound"}, "no such place"),
         ("part", 400, {}, "the Hub answered 400"),
@@ -236,6 +265,16 @@ def test_without_token_or_network_nothing_is_sent(
         push_export(export)
     assert said in f"{caught.value.message}; {caught.value.hint}" and f"toolkit push {export}" in str(caught.value.hint)
     assert hub.repos == {}
+
+
+def test_a_push_that_is_stopped_says_how_to_go_on(hub: Hub, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toolkit.hub.upload", stop)
+    with pytest.raises(Stopped) as caught:
+        push_export(export)
+    assert caught.value.hint == f"toolkit push {export}"
 
 
 def test_a_file_that_is_lost_on_the_way_is_noticed_and_the_next_push_mends_it(hub: Hub, export: Path) -> None:

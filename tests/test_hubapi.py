@@ -1,4 +1,4 @@
-"""Permission is asked before training, checkpoints go up while it trains, and the base model's licence is found. Against a Hub on loopback."""
+"""Permission is asked before training, checkpoints go up meanwhile, a base's licence is found. Against a Hub on loopback."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from models import SMOLLM2
 from tiny import smollm2_file
 from toolkit.errors import ToolkitError
 from toolkit.hubapi import CheckpointUploads, base_licence, client, require_access, require_name
+from toolkit.hubapi.client import redacted
 from toolkit.hubapi.licences import LICENCES, UNKNOWN
 from toolkit.recipe import Recipe, load_recipe
 from toolkit.rundir import RunDir, read_json
@@ -55,10 +56,10 @@ def test_a_recipe_that_pushes_and_may_not_is_stopped_and_nothing_is_made(hub: Hu
 
 def test_every_repository_of_the_push_is_asked_for_and_for_checkpoints_the_one_they_go_to(hub: Hub) -> None:
     hub.repos["org/readonly"] = Repo(writable=False)
-    with pytest.raises(ToolkitError, match="may not write to org/readonly"):
+    with pytest.raises(ToolkitError, match="may not write there"):
         require_access(recipe("hub.push=true", "hub.gguf_repo=org/readonly"))
     require_access(recipe("hub.push_checkpoints=true", "hub.gguf_repo=org/readonly"))
-    with pytest.raises(ToolkitError, match="may not write to org/readonly"):
+    with pytest.raises(ToolkitError, match="may not write there"):
         require_access(recipe("hub.push_checkpoints=true", "hub.adapter_repo=org/readonly"))
 
 
@@ -80,6 +81,27 @@ def test_a_name_that_the_licence_forbids_is_noticed_before_training(hub: Hub) ->
 def test_a_recipe_that_pushes_nowhere_is_refused_when_it_is_read() -> None:
     with pytest.raises(ToolkitError, match="no repository to push to"):
         load_recipe("smoke", ["hub.push_checkpoints=true"])
+
+
+@pytest.mark.parametrize("name", ["org/a--b", "org/ä", "org/x.git"])
+def test_a_name_that_no_repository_can_have_is_not_made_to_fit(hub: Hub, name: str) -> None:
+    with pytest.raises(ToolkitError, match="no repositories of this name"):
+        require_access(recipe("hub.push=true", f"hub.repo={name}"))
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Bearer {TOKEN}",
+        "key hf_abcdefghijklmnop",
+        "PUT http://s3.example/x?X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",
+    ],
+)
+def test_what_the_hub_says_is_repeated_without_secrets(hub: Hub, text: str) -> None:
+    said = redacted(f"no: {text} and so on")
+    assert said.startswith("no: ") and said.endswith("… and so on")
+    assert TOKEN not in said and "abcdefgh" not in said and "SECRET" not in said
 
 
 # Licences.

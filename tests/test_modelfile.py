@@ -215,8 +215,8 @@ def test_a_modelfile_reads_back_as_what_it_was_made_of() -> None:
         ("plain", '"plain"'),
         ('with "quotes"', '"""with "quotes""""'),
         ("two\nlines", '"""two\nlines"""'),
-        ('ends """\nearly', '"ends """\nearly"'),
-        ('ends """\nor "\nearly', None),  # whichever quotes, a line ends with them
+        ('ends """\nearly', None),  # at the end of the first line
+        ('does """ not', '"""does """ not"""'),
         ("a no-break\u00a0space", None),  # Ollama drops what Go does not print
         ("a zero-width\u200djoiner", None),
         ("e\u0301 漢字 🙂 \\n", '"e\u0301 漢字 🙂 \\n"'),

@@ -90,14 +90,16 @@ def write_base(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def write_adapter(base: Path, folder: Path, *, strength: float = STRENGTH, **settings: Any) -> Path:
+def write_adapter(
+    base: Path, folder: Path, *, strength: float = STRENGTH, kind: str = "AutoModelForCausalLM", **settings: Any
+) -> Path:
     """An adapter as PEFT saves it, with weights as if it had been trained."""
     import torch
+    import transformers
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = getattr(transformers, kind).from_pretrained(base, dtype=torch.float32)
     config = {
         "r": 4,
         "lora_alpha": 8,
@@ -106,7 +108,7 @@ def write_adapter(base: Path, folder: Path, *, strength: float = STRENGTH, **set
     tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **config))
     with torch.no_grad():
         for name, weight in tuned.named_parameters():
-            if "lora_B" in name or "modules_to_save" in name:
+            if "lora_B" in name or "lora_embedding_A" in name or "modules_to_save" in name:
                 weight.normal_(std=strength)
             elif "magnitude" in name:
                 weight.mul_(1.1)

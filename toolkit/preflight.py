@@ -122,22 +122,17 @@ def _overlap(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> It
     removed = getattr(recipe.task, "overlap_removed", None)
     if removed is not None:
         yield Finding("data", "training rows replaced because they are held out", removed)
-    kept = {row.question for row in heldout}
-    exact = sum(row.question in kept for row in train)
+    from toolkit.tasks.halves import overlap
+
+    found = overlap(train, heldout)
     yield Finding(
         "data",
         "training rows that are also held out",
-        exact,
-        "failed" if exact else "ok",
-        "the evaluation would measure memory: separate the files" if exact else None,
+        found.exact,
+        "failed" if found.exact else "ok",
+        "the evaluation would measure memory: separate the files" if found.exact else None,
     )
-    folded = {_folded(text) for text in kept}
-    near = sum(_folded(row.question) in folded for row in train) - exact
-    yield Finding("data", "… but for case and spacing", near, "warning" if near else "ok")
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
+    yield Finding("data", "… but for case and spacing", found.folded, "warning" if found.folded else "ok")
 
 
 def _ready(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Finding]:

@@ -11,8 +11,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_QUOTES = ('"""', '"')
-
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
@@ -39,9 +37,9 @@ class Modelfile:
 
 def quoted(text: str) -> str | None:
     """The text as a value that Ollama reads as it was; None where there is no such value."""
-    short = "\n" not in text and '"' not in text
-    values = (quote + text + quote for quote in (reversed(_QUOTES) if short else _QUOTES))
-    return next((value for value in values if _read(value) == text), None)
+    quote = '"' if "\n" not in text and '"' not in text else '"""'
+    value = quote + text + quote
+    return value if _read(value) == text else None
 
 
 def _read(value: str) -> str | None:
@@ -57,7 +55,7 @@ def _read(value: str) -> str | None:
 
 
 def _unquoted(text: str) -> str | None:
-    for quote in _QUOTES:
+    for quote in ('"""', '"'):
         if text.startswith(quote):
             whole = len(text) >= 2 * len(quote) and text.endswith(quote)
             return text[len(quote) : -len(quote)] if whole else None

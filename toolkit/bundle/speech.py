@@ -47,7 +47,7 @@ class Speech:
             return render_chat(self.template or "", chat, bos=self.bos, eos=self.eos, generate=generate)
 
         try:
-            return write(suited(chat, write))
+            return write(suited(chat, write)) or None
         except Exception:
             return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolkit import console
-from toolkit.errors import ToolkitError
+from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub.card import Facts, card_text
 from toolkit.hub.files import CARD, LICENCE_TEXTS, Place, Proof, places, proof_of
 from toolkit.hubapi import (
@@ -67,7 +67,10 @@ def push_export(path: Path, *, repo: str | None = None, force: bool = False) -> 
     proof = proven(export, force=force)
     command = ["toolkit", "push", str(path), *(["--repo", repo] if repo else []), *(["--force"] if force else [])]
     push = _Push(export, recipe, proof, places(hub, proof.files, merged=recipe.export.merged), shlex.join(command))
-    pushed = push.everywhere()
+    try:
+        pushed = push.everywhere()
+    except KeyboardInterrupt:
+        raise Stopped("the push was stopped; what has arrived is not sent again", hint=push.retry) from None
     for one in pushed:
         kind = "private" if one.private else "public"
         console.say(f"{one.files} files, {one.size_bytes / 1e6:.0f} MB, in the {kind} repository {one.url}")

@@ -64,7 +64,7 @@ def _metadata(facts: Facts, place: Place) -> str:
     from huggingface_hub import ModelCardData
 
     licence = facts.licence
-    named = {"license_name": visible(licence.name)} if licence.id == "other" else {}
+    named: dict[str, Any] = {"license_name": visible(licence.name)} if licence.id == "other" else {}
     library, relation = {
         frozenset({"adapter"}): ("peft", "adapter"),
         frozenset({"gguf"}): ("gguf", "quantized"),
@@ -114,9 +114,13 @@ def _files(facts: Facts, place: Place) -> str:
         )
     if "adapter" in place.parts:
         where = "is this repository" if place.parts == {"adapter"} else "lies in `adapter/`"
-        lines.append(f"The LoRA adapter {where}: PEFT loads it onto the base model.")
+        lora = " `--lora` of llama.cpp takes its GGUF file." if facts.manifest.get("lora") else ""
+        lines.append(f"The LoRA adapter {where}: PEFT loads it onto the base model.{lora}")
     if "gguf" in place.parts and facts.manifest["files"]:
         lines.append(scores.quant_table(facts.manifest["files"], facts.proof))
+        if imatrix := facts.manifest.get("imatrix"):
+            lines.append(f"Quantised with an importance matrix from {imatrix['texts']} training prompts.")
+    lines += [f"The export warned: {inline(warning)}." for warning in facts.manifest["warnings"]]
     for other in facts.places:
         if other.repo != place.repo:
             what = {"merged": "the merged model", "adapter": "the adapter", "gguf": "the GGUF files"}

@@ -66,7 +66,8 @@ def _shipped(export: ExportDir) -> Iterator[Path]:
 
 def _proven(export: ExportDir, certificate: dict[str, Any], manifest: dict[str, Any]) -> dict[str, str]:
     """Path -> SHA-256 of what was verified. Verification compares both folders with the manifest."""
-    proven = {file["file"]: file["sha256"] for file in certificate["files"]}
+    parts = [part for file in certificate["files"] for part in (file, *file.get("parts", ()))]
+    proven = {part["file"]: part["sha256"] for part in parts}
     for folder, hashes in (
         (export.merged.name, manifest["merged"]["sha256"]),
         (ADAPTER, manifest["adapter"]["sha256"]),
@@ -87,20 +88,22 @@ def _failures(certificate: dict[str, Any]) -> Iterator[str]:
 
 
 def places(hub: Hub, files: dict[str, str], *, merged: bool) -> list[Place]:
-    """Where each file goes. The merged model lies at its repository's root, where transformers looks for it; the adapter in a
-    folder unless it is alone there, for at the root transformers would take it for the model. Without a repository, a part stays."""
-    targets = {
-        "merged": hub.repo if merged else None,
-        "adapter": hub.adapter_repo or hub.repo,
-        "gguf": hub.gguf_repo or hub.repo,
-    }
-    found: dict[str, Place] = {}
-    for repo in dict.fromkeys(filter(None, targets.values())):
-        parts = frozenset(part for part, target in targets.items() if target == repo)
+    """Where each file goes. Without a repository a part stays, and so does a merged model that is no product of the export.
+
+    The merged model lies at its repository's root, where transformers looks for it; the adapter in a folder unless it is alone
+    there, for at the root transformers would take it for the model.
+    """
+    repos = {"adapter": hub.adapter_repo or hub.repo, "gguf": hub.gguf_repo or hub.repo} | (
+        {"merged": hub.repo} if merged else {}
+    )
+    present = {_part(name) for name in files}
+    licences = {name.rpartition("/")[2]: name for name in files if _is_licence(name)}
+    found = []
+    for repo in dict.fromkeys(repo for part, repo in sorted(repos.items(), reverse=True) if repo and part in present):
+        parts = frozenset(part for part, target in repos.items() if target == repo and part in present)
         names = {_there(name, parts): name for name in files if _part(name) in parts}
-        licences = {name.rpartition("/")[2]: name for name in files if _is_licence(name)}
-        found[repo] = Place(repo, licences | names, parts)
-    return [place for place in found.values() if place.files]
+        found.append(Place(repo, licences | names, parts))
+    return found
 
 
 def _part(name: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ToolkitError
-from toolkit.hubapi.client import TOKENS_PAGE, asking, client
+from toolkit.hubapi.client import TOKENS_PAGE, asking, client, redacted
 from toolkit.hubapi.licences import base_licence, require_name
 
 if TYPE_CHECKING:
@@ -29,26 +30,24 @@ class Access:
 def require_access(recipe: Recipe) -> None:
     """Before an expensive step: an error where this recipe pushes and may not. Nothing where it does not push."""
     hub = recipe.hub
-    if not (hub.push or hub.push_checkpoints):
-        return
-    repos = hub.repos if hub.push else (hub.checkpoint_repo,)
-    without = "train all the same: hub.push=false hub.push_checkpoints=false"
-    for repo in filter(None, repos):
-        asking(lambda repo=repo: _require(repo, recipe), where=repo, retry=without)
+    repos = hub.repos if hub.push else (hub.checkpoint_repo,) if hub.push_checkpoints else ()
+    if wanted := [repo for repo in repos if repo]:
+        without = "or train without: hub.push=false hub.push_checkpoints=false"
+        asking(lambda: _require(wanted, recipe), where=", ".join(wanted), retry=without)
 
 
-def _require(repo: str, recipe: Recipe) -> None:
+def _require(repos: Sequence[str], recipe: Recipe) -> None:
     api = client()
-    require_name(repo, base_licence(recipe.model, api))
-    check_access(api, repo, private=recipe.hub.private)
+    licence = base_licence(recipe.model, api)
+    for repo in repos:
+        require_name(repo, licence)
+        check_access(api, repo, private=recipe.hub.private)
 
 
 def check_access(api: HfApi, repo: str, *, private: bool) -> Access:
     """Errors where the token may not write to the repository, or may not make it, or where a private model would be public."""
-    from huggingface_hub.utils import validate_repo_id
-
-    validate_repo_id(repo)
-    who = api.whoami()
+    _require_valid(repo)
+    who = api.whoami(cache=True)  # the Hub answers this one only so often
     token = (who.get("auth") or {}).get("accessToken") or {}
     if token.get("role") == "read":
         raise ToolkitError("the token may only read", where=repo, hint=f"a token that may write: {TOKENS_PAGE}")
@@ -61,6 +60,19 @@ def check_access(api: HfApi, repo: str, *, private: bool) -> Access:
         hint = "make it private on its page, or set hub.private to false"
         raise ToolkitError("it is public, and the recipe asks for a private repository", where=repo, hint=hint)
     return Access(str(who["name"]), is_private)
+
+
+def _require_valid(repo: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        what = f"the Hub has no repositories of this name: {redacted(error)}"
+    else:
+        return
+    raise ToolkitError(what, where=repo)
 
 
 def _privacy(api: HfApi, repo: str) -> bool | None:

@@ -89,7 +89,7 @@ def _refusal(error: HfHubHTTPError, repo: str) -> tuple[str, str | None]:
     if status == 401:
         return "the Hub does not accept the token", "hf auth login, or set HF_TOKEN anew"
     if status == 403:
-        return f"the token may not write to {repo}", f"a token that may write to {owner}: {TOKENS_PAGE}"
+        return "the token may not write there", f"a token that may write to {owner}: {TOKENS_PAGE}"
     if status == 404:
         return "the Hub has no such place, or the token may not see it", "check the name"
     said = f": {redacted(error.server_message)}" if error.server_message else ""

@@ -93,6 +93,8 @@ def _type_words(annotation: Any) -> str:
 def _is_sequence(annotation: Any) -> bool:
     if typing.get_origin(annotation) is typing.Annotated:
         return _is_sequence(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_is_sequence(item) for item in typing.get_args(annotation))
     return annotation in (tuple, list) or typing.get_origin(annotation) in (tuple, list)
 
 
