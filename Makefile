@@ -17,11 +17,11 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval export-merged export-gguf verify chat push check data test format clean distclean
+.PHONY: help setup train eval export-merged export-gguf verify chat serve open-webui push check data test test-open-webui format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
-	    printf '  make %-14s %s\n' "$$target" "$$text"; done
+	    printf '  make %-16s %s\n' "$$target" "$$text"; done
 	@echo; sed -n 's/^#   /  /p' Makefile
 
 setup: ## create .venv with the pinned packages; nothing to do when it is ready
@@ -48,6 +48,12 @@ chat: setup ## talk to an exported model (RUN, else the newest export; ARGS='--q
 push: setup ## upload a verified export to the Hugging Face Hub (RUN, else the newest export; ARGS='--repo ORG/NAME')
 	@$(TOOLKIT) push $(RUN_WORD) $(ARGS)
 
+serve: setup ## serve an exported model in OpenAI's protocol (RUN, else the newest export; ARGS='--port 8080 --file q4_k_m')
+	@$(TOOLKIT) serve $(RUN_WORD) $(ARGS)
+
+open-webui: setup ## set up Open WebUI in its own environment, and start it in front of an exported model (RUN)
+	@$(TOOLKIT) open-webui $(RUN_WORD) $(ARGS)
+
 check: setup ## with RECIPE: check that recipe; without: format, lint, types and layers of the code
 	@if [ -n "$$RECIPE" ]; then exec $(TOOLKIT) check "$$RECIPE" $(ARGS); fi; set -ex; \
 	.venv/bin/ruff format --check .; \
@@ -61,6 +67,10 @@ data: setup ## show the rows of RECIPE as the model will read them, and how long
 test: setup ## run the tests, offline (ARGS='-k name' picks some)
 	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest $(ARGS)
 
+test-open-webui: setup ## test with the real Open WebUI and a browser (needs chromium; 3 GB and some minutes the first time)
+	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/browser.txt
+	@TEST_OPEN_WEBUI=1 .venv/bin/python -m pytest tests/webui $(ARGS)
+
 format: setup ## rewrite the code as `make check` wants it
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 
@@ -68,5 +78,5 @@ clean: ## remove caches; keeps .venv, runs and exports
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info unsloth_compiled_cache
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## remove .venv as well; keeps runs and exports
-	@rm -rf .venv .setup.lock
+distclean: clean ## remove .venv and Open WebUI's environment as well; keeps runs, exports and chats
+	@rm -rf .venv .setup.lock .open-webui/env

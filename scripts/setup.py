@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +29,9 @@ LOG = VENV / "setup.log"
 PROMPT = "grpo-toolkit"
 FREE_BYTES = 5 * 10**9
 """Room for the CPU set (2.5 GB) and what pip unpacks and builds meanwhile."""
+
+NO_SETS = ("browser", "dev", "open-webui")
+"""Pins that are no machine's set: for tests and checks, and for an environment of Open WebUI's own."""
 
 LLAMA_CMAKE_ARGS = "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"
 """No instructions that only the building machine has: pip caches the wheel under a name that tells neither
@@ -55,9 +57,9 @@ def choices(stamp: dict) -> tuple[str, str]:
 
 def lock_files(extra: str) -> list[Path]:
     folder = ROOT / "requirements"
-    if not re.fullmatch(r"[a-z0-9_-]+", extra) or not (folder / f"{extra}.txt").is_file():
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.txt") if path.stem != "dev"))
-        raise SetupError(f"there is no pinned set for EXTRA={extra!r}. There is one for: {known}.")
+    known = sorted(path.stem for path in folder.glob("*.txt") if path.stem not in NO_SETS)
+    if extra not in known:
+        raise SetupError(f"there is no pinned set for EXTRA={extra!r}. There is one for: {', '.join(known)}.")
     return [folder / f"{extra}.txt", folder / "dev.txt"]
 
 

@@ -28,8 +28,8 @@ from effects import (
     warmup,
     warmup_rows,
 )
-from hub_effects import checkpoints_up, made_private, placed, pushes
 from export_effects import COPY, looks_at_the_adapter, merged_into, weighed, written
+from hub_effects import checkpoints_up, made_private, placed, pushes
 from models import small_recipe
 from reward_keys import REWARD_EFFECTS
 from task_keys import TASK_EFFECTS

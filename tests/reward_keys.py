@@ -35,7 +35,7 @@ def counted(name: str, tokens: int) -> Read:
     def paid(recipe: Recipe) -> float | None:
         around = Surroundings(len, lambda chats, limit: [], recipe.grpo.max_completion_length)
         reward = next(reward for reward in recipe.rewards if reward.name == name).within(around)
-        return reward.score_batch(["text"], [Row("row", "What is 1 + 1?", "2")], tokens=[tokens])[0]
+        return reward.score_batch(["text"], [Row("row", "What is 1 + 1?", "2")], ids=[[0] * tokens])[0]
 
     return paid
 

@@ -21,6 +21,7 @@ from toolkit.rundir import ExportDir, read_json
 
 EVIL = "<script>alert(1)</script> [x](http://evil.example) ![i](http://evil.example/p.png) `code` **b** | a | \u202e# x"
 CI = [0.25, 0.75]
+DATA = {"train": {"rows": 20, "sha256": "aa"}, "heldout": {"rows": 8, "sha256": "bb"}}
 
 
 @pytest.fixture
@@ -45,11 +46,10 @@ def evaluation(*, graded: bool = True) -> dict[str, Any]:
 def facts_of(export: Path, **changes: Any) -> Facts:
     folder = ExportDir(export)
     recipe, proof = load_resolved(folder.recipe).recipe, proof_of(folder)
-    data = {"train": {"rows": 20, "sha256": "aa"}, "heldout": {"rows": 8, "sha256": "bb"}}
     given: dict[str, Any] = {
         "recipe": recipe, "manifest": read_json(folder.manifest), "proof": proof, "licence": LICENCES["apache-2.0"],
         "places": tuple(places(recipe.hub, proof.files, merged=True)), "evaluation": evaluation(),
-        "run": {"toolkit": "0.1.0", "versions": {"trl": "1.15.0"}, "data": data}, "has_licence_text": True,
+        "run": {"toolkit": "0.1.0", "versions": {"trl": "1.15.0"}, "data": DATA}, "has_licence_text": True,
     }  # fmt: skip
     return Facts(**given | changes)
 
@@ -206,9 +206,9 @@ def test_no_record_can_write_into_the_page(export: Path) -> None:
     certificate = json.loads((export / "verify.json").read_text())
     certificate["files"][0]["checks"][0] |= {"name": EVIL, "value": EVIL, "why": EVIL}
     (export / "verify.json").write_text(json.dumps(certificate))
-    record = evaluation() | {"intervals": EVIL}
+    record: dict[str, Any] = evaluation() | {"intervals": EVIL}
     record["decoding"]["seed"] = EVIL
-    run = {"versions": {EVIL: EVIL}, "git_commit": EVIL, "data": facts_of(export).run["data"]}  # type: ignore[index]
+    run = {"versions": {EVIL: EVIL}, "git_commit": EVIL, "data": DATA}
     manifest = read_json(export / "manifest.json")
     manifest["files"][0] |= {"type": EVIL, "tensor_types": {EVIL: 1}}
     text = card(export, evaluation=record, run=run, manifest=manifest, licence=licence_called(EVIL))

@@ -1,250 +1,26 @@
-"""The export writes the trained model: merge, folder and GGUF files, exactly, or an error that says why
-not."""
+"""An export is the same every time, survives odd paths, and says what it needs before it begins."""
 
 from __future__ import annotations
 
+import getpass
 import json
+import math
 import shutil
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tiny import tiny_run, write_adapter, write_base  # noqa: F401
+from tiny import tiny_run  # noqa: F401
 from toolkit.errors import ExportError
-from toolkit.export.folder import generation_of, turn_end, write_folder
-from toolkit.export.merge import merge
+from toolkit.export.checkpoint import open_checkpoint
+from toolkit.export.space import needed_bytes
+from toolkit.llamacpp import FILE_TYPES, GgufFile
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
-
-SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48}
-
-
-@pytest.fixture(scope="module")
-def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_base(tmp_path_factory.mktemp("small") / "base", **SMALL)
-
-
-def merged_weights(base: Path, adapter: Path, out: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from safetensors.torch import load_file
-
-    out.mkdir()
-    changed = merge(base, adapter, out).changed
-    return {k: v for path in out.glob("*.safetensors") for k, v in load_file(path).items()}, changed
-
-
-def weights_of(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
-
-
-def merged_by_peft(base: Path, adapter: Path) -> dict[str, Any]:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return dict(PeftModel.from_pretrained(model, adapter).merge_and_unload().state_dict())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"use_rslora": True, "r": 8},
-        {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {"up_proj": 32}},
-        {"use_dora": True},
-        {"target_modules": ["v_proj"], "modules_to_save": ["input_layernorm"]},
-        {"target_modules": "all-linear"},
-    ],
-    ids=["plain", "rslora", "patterns", "dora", "modules_to_save", "all-linear"],
-)
-def test_merge_is_pefts_merge_in_fp32_rounded_once(small_base: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    import torch
-
-    adapter = write_adapter(small_base, tmp_path / "adapter", **settings)
-    got, changed = merged_weights(small_base, adapter, tmp_path / "merged")
-    expected, base = merged_by_peft(small_base, adapter), weights_of(small_base)
-    assert changed
-    for name, weight in got.items():
-        if name in changed:
-            # One unit in the last place of bf16: 8 bits of mantissa.
-            assert torch.allclose(weight.float(), expected[name], rtol=2**-8, atol=1e-6), name
-            assert not torch.equal(weight, base[name])
-        else:
-            assert torch.equal(weight, base[name]), name
-
-
-def test_merge_of_plain_lora_is_exact_to_the_bit(small_base: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    adapter = write_adapter(small_base, tmp_path / "adapter", target_modules=["up_proj"])
-    got, changed = merged_weights(small_base, adapter, tmp_path / "merged")
-    factors, base = load_file(adapter / "adapter_model.safetensors"), weights_of(small_base)
-    for name in changed:
-        path = "base_model.model." + name.removesuffix(".weight")
-        delta = factors[f"{path}.lora_B.weight"] @ factors[f"{path}.lora_A.weight"] * 2.0
-        assert torch.equal(got[name], (base[name].float() + delta).to(torch.bfloat16))
-
-
-def test_a_sharded_base_keeps_its_shards_and_untouched_bytes(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base", **SMALL, shard_size="10KB")
-    adapter = write_adapter(base, tmp_path / "adapter", target_modules=["o_proj"])
-    shards = sorted(path.name for path in base.glob("*.safetensors"))
-    got, changed = merged_weights(base, adapter, tmp_path / "merged")
-    assert len(shards) > 2
-    assert sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors")) == shards
-    index = "model.safetensors.index.json"
-    assert (tmp_path / "merged" / index).read_bytes() == (base / index).read_bytes()
-    assert sorted(changed) == [f"model.layers.{n}.self_attn.o_proj.weight" for n in (0, 1)]
-    assert set(got) == set(weights_of(base))
-
-
-def test_an_adapter_for_another_model_is_refused_with_examples_of_both_sides(small_base: Path, tmp_path: Path) -> None:
-    bigger = write_base(tmp_path / "bigger", **SMALL, num_hidden_layers=3)
-    adapter = write_adapter(bigger, tmp_path / "adapter")
-    with pytest.raises(ExportError) as caught:
-        merged_weights(small_base, adapter, tmp_path / "merged")
-    assert "4 of the adapter's 12 tensors are not in the base" in caught.value.message
-    assert "model.layers.2.mlp.down_proj.weight" in caught.value.message
-    assert "model.embed_tokens.weight" in caught.value.message
-
-
-def test_an_adapter_of_another_width_is_refused(small_base: Path, tmp_path: Path) -> None:
-    wider = write_base(tmp_path / "wider", **(SMALL | {"intermediate_size": 64}))
-    adapter = write_adapter(wider, tmp_path / "adapter")
-    with pytest.raises(ExportError, match=r"\(32, 64\) in the adapter, \(32, 48\) in the base"):
-        merged_weights(small_base, adapter, tmp_path / "merged")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("bias", "all"), ("init_lora_weights", "pissa"), ("layer_replication", [[0, 1]]), ("fan_in_fan_out", True),
-     ("use_some_new_kind", True), ("peft_type", "IA3"), ("r", 3)],
-)  # fmt: skip
-def test_what_cannot_be_merged_exactly_is_refused(small_base: Path, tmp_path: Path, key: str, value: Any) -> None:
-    adapter = write_adapter(small_base, tmp_path / "adapter")
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {key: value}))
-    with pytest.raises(ExportError):
-        merged_weights(small_base, adapter, tmp_path / "merged")
-
-
-def test_half_an_adapter_is_refused(small_base: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    adapter = write_adapter(small_base, tmp_path / "adapter")
-    file = adapter / "adapter_model.safetensors"
-    tensors = load_file(file)
-    tensors.pop(next(key for key in tensors if "lora_A" in key))
-    save_file(tensors, file)
-    with pytest.raises(ExportError, match="only half of"):
-        merged_weights(small_base, adapter, tmp_path / "merged")
-
-
-def test_a_base_in_4_bits_is_refused(small_base: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    adapter = write_adapter(small_base, tmp_path / "adapter", target_modules=["up_proj"])
-    base = tmp_path / "base"
-    shutil.copytree(small_base, base)
-    weights = weights_of(base)
-    name = "model.layers.0.mlp.up_proj.weight"
-    weights[name] = torch.zeros(weights[name].shape, dtype=torch.uint8)
-    save_file(weights, base / "model.safetensors")
-    with pytest.raises(ExportError, match="stored as U8: an adapter is merged into 16-bit weights only"):
-        merged_weights(base, adapter, tmp_path / "merged")
-
-
-def test_a_base_cut_short_is_refused(small_base: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(small_base, tmp_path / "adapter")
-    base = tmp_path / "base"
-    shutil.copytree(small_base, base)
-    with open(base / "model.safetensors", "rb+") as handle:
-        handle.truncate(handle.seek(0, 2) - 100)
-    with pytest.raises(ExportError, match="its header speaks of"):
-        merged_weights(base, adapter, tmp_path / "merged")
-
-
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-GEMMA = (
-    "{{ bos_token }}{% for m in messages %}"
-    "<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
-)
-
-
-def tokenizer_folder(folder: Path, template: str, tokens: dict[str, int], eos: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    decoder = {str(number): {"content": token} for token, number in tokens.items()}
-    settings = {
-        "chat_template": template,
-        "bos_token": "<bos>",
-        "eos_token": eos,
-        "added_tokens_decoder": decoder,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-def test_the_stop_set_holds_the_end_of_the_turn_and_the_end_of_the_text(tmp_path: Path) -> None:
-    gemma = tokenizer_folder(tmp_path, GEMMA, {"<eos>": 1, "<start_of_turn>": 105, "<end_of_turn>": 106}, "<eos>")
-    assert generation_of({}, {"eos_token_id": 1}, gemma)["eos_token_id"] == [1, 106]
-    llama = tokenizer_folder(tmp_path, CHATML.replace("<|im_end|>", "<|eot_id|>"), {"<|eot_id|>": 128009}, "<|eot_id|>")
-    given = {"eos_token_id": [128001, 128008, 128009]}
-    assert generation_of(given, {}, llama)["eos_token_id"] == [128001, 128008, 128009]
-    smollm = tokenizer_folder(tmp_path, CHATML, {"<|im_end|>": 2}, "<|im_end|>")
-    assert generation_of({}, {"eos_token_id": 2}, smollm)["eos_token_id"] == 2
-
-
-def test_the_end_of_a_turn_is_only_a_special_token() -> None:
-    settings = {"chat_template": "{% for m in messages %}{{ m.content }}\n\n{% endfor %}"}
-    assert turn_end(settings, {"<eos>": 1}) is None
-
-
-def test_the_folder_is_complete_and_knows_no_machine(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
-    base = tmp_path / "base"
-    shutil.copytree(tiny_run.parent.parent / "base", base)
-    config = json.loads((base / "config.json").read_text())
-    config |= {
-        "_name_or_path": str(base),
-        "quantization_config": {"load_in_4bit": True},
-        "torch_dtype": "float32",
-    }
-    (base / "config.json").write_text(json.dumps(config))
-    out = tmp_path / "out"
-    out.mkdir()
-    write_folder(base, tiny_run / "adapter", out, dtype="bfloat16")
-    written = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
-    assert set(written) == {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    }  # fmt: skip
-    assert str(tmp_path) not in "".join(written.values())
-    config = json.loads(written["config.json"])
-    assert "quantization_config" not in config
-    assert config["dtype"] == "bfloat16"
-    settings = json.loads(written["tokenizer_config.json"])
-    assert settings["chat_template"] == written["chat_template.jinja"]
-    assert settings["added_tokens_decoder"]["2"]["content"] == "<|im_end|>"
-
-
-def test_a_byte_level_tokenizer_that_claims_byte_fallback_is_mended(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
-    from transformers import AutoTokenizer
-
-    base = tmp_path / "base"
-    shutil.copytree(tiny_run.parent.parent / "base", base)
-    content = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
-    content["model"] |= {"byte_fallback": True, "fuse_unk": True, "unk_token": "<|endoftext|>"}
-    (base / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    out = tmp_path / "out"
-    out.mkdir()
-    write_folder(base, tiny_run / "adapter", out, dtype="bfloat16")
-    assert json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))["model"]["byte_fallback"] is False
-    text = "  12 ½ 漢字 🙂\t<|im_end|>"
-    assert AutoTokenizer.from_pretrained(out)(text).input_ids == AutoTokenizer.from_pretrained(base)(text).input_ids
 
 
 def exported(run: Path, out: Path, **options: Any) -> Any:
@@ -257,30 +33,74 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+def run_with(tiny_run: Path, folder: Path, **settings: Any) -> Path:  # noqa: F811
+    """The run with other export settings in its recipe."""
+    run = folder / "runs" / "tiny"
+    shutil.copytree(tiny_run, run)
+    recipe = json.loads((run / "recipe.json").read_text())
+    recipe["export"] |= settings
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    return run
+
+
 def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
-    record = exported(tiny_run, tmp_path / "one")
+    """With everything: an importance matrix, shards, a GGUF LoRA."""
+    settings = {"gguf": ["f16", "q4_k_m", "iq2_xxs"], "imatrix": True, "lora_gguf": True, "max_shard_size": "20MB"}
+    run = run_with(tiny_run, tmp_path, **settings)
+    record = exported(run, tmp_path / "one")
     first = files_in(tmp_path / "one")
-    exported(tiny_run, tmp_path / "two")
-    exported(tiny_run, tmp_path / "one")
+    exported(run, tmp_path / "two")
+    exported(run, tmp_path / "one")
     assert first == files_in(tmp_path / "two") == files_in(tmp_path / "one")
-    assert {name for name in first if "/" not in name} == {
-        "manifest.json", "recipe.json", "tiny-f16.gguf", "tiny-q4_k_m.gguf",
+    assert {name for name in first if not name.startswith("merged/")} == {
+        "manifest.json", "recipe.json", "tiny-f16-00001-of-00002.gguf", "tiny-f16-00002-of-00002.gguf",
+        "tiny-q4_k_m.gguf", "tiny-iq2_xxs.gguf", "imatrix/imatrix.gguf", "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors", "adapter/tiny-lora.gguf",
     }  # fmt: skip
     manifest = json.loads(first["manifest.json"])
     assert manifest["schema"] == 1
-    assert [file["type"] for file in manifest["files"]] == ["f16", "q4_k_m"]
+    assert [file["type"] for file in manifest["files"]] == settings["gguf"]
     assert record.files[1].tensor_types["Q4_K"] > 0
-    assert str(tmp_path) not in first["manifest.json"].decode()
+    assert manifest["imatrix"]["texts"] > 0 and manifest["lora"]["size_bytes"] == len(first["adapter/tiny-lora.gguf"])
+    assert set(manifest["versions"]) == {"llama-cpp-python", "llama.cpp", "gguf"}
+    assert len(manifest["versions"]["llama.cpp"]) == 40, "the commit"
+
+
+def test_nothing_in_the_files_is_of_the_machine(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """But for the recipe, which is the run's own and may name a folder as its base."""
+    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True)
+    exported(run, tmp_path / "out")
+    words = [str(tmp_path), str(tiny_run.parent.parent), str(Path.home()), sys.prefix, socket.gethostname()]
+    words += [f"/{getpass.getuser()}/"]
+    for name, content in files_in(tmp_path / "out").items():
+        if name not in ("recipe.json", "manifest.json"):
+            for word in words:
+                assert word.encode() not in content, (name, word)
+
+
+def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+    exported(tiny_run, tmp_path / "out", quants=[])
+    manifest = (tmp_path / "out" / "manifest.json").read_text()
+    assert str(tiny_run.parent.parent) not in manifest and str(tmp_path) not in manifest
+    merged_into = json.loads(manifest)["base"]["merged_into"]
+    assert merged_into == {"name": "base", "found": "the base itself", "lossy": False, "commit": None}
 
 
 def test_paths_may_hold_spaces_quotes_umlauts_and_leading_dashes(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    run = tmp_path / '-ein Lauf\'s "Größe" $x'
-    shutil.copytree(tiny_run, run)
+    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="10MB")
+    odd = tmp_path / '-ein Lauf\'s "Größe" $x'
+    shutil.move(run, odd)
     monkeypatch.chdir(tmp_path)
-    exported(Path(run.name), Path("-aus gabe'ü"), quants=["q8_0"])
-    assert (tmp_path / "-aus gabe'ü" / f"{run.name}-q8_0.gguf").is_file()
+    record = exported(Path(odd.name), Path("-aus gabe'ü"))
+    written = tmp_path / "-aus gabe'ü"
+    assert [part.file for part in record.files[0].parts] == [f"{odd.name}-q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    assert all((written / part.file).is_file() for part in record.files[0].parts)
+    assert (written / "adapter" / f"{odd.name}-lora.gguf").is_file()
+    assert GgufFile(written / record.files[0].file).field("general.name") == odd.name
 
 
 def test_without_types_only_the_merged_folder_is_written(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -290,11 +110,23 @@ def test_without_types_only_the_merged_folder_is_written(tiny_run: Path, tmp_pat
     assert (tmp_path / "out" / "merged" / "model.safetensors").is_file()
 
 
+def test_an_export_takes_away_what_an_earlier_one_left(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+    exported(run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True), tmp_path / "out")
+    (tmp_path / "out" / ".gguf-killed").mkdir()
+    (tmp_path / "out" / "verify.json").write_text("{}")
+    exported(tiny_run, tmp_path / "out", quants=["q4_0"])
+    assert {path.name for path in (tmp_path / "out").rglob("*.gguf")} == {"tiny-q4_0.gguf"}
+    assert not (tmp_path / "out" / "verify.json").exists() and not list((tmp_path / "out").glob(".gguf*"))
+
+
 def test_what_the_export_needs_is_said_before_it_begins(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     with pytest.raises(ExportError, match="did you mean q8_0"):
         exported(tiny_run, tmp_path / "out", quants=["q8-0"])
+    with pytest.raises(ExportError, match="iq2_s, iq1_m can only be written with an importance matrix") as caught:
+        exported(tiny_run, tmp_path / "out", quants=["f16", "iq2_s", "iq1_m"])
+    assert "export.imatrix=true" in str(caught.value.hint)
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
@@ -308,69 +140,35 @@ def test_what_the_export_needs_is_said_before_it_begins(
     with pytest.raises(ExportError) as caught:
         exported(tiny_run, tmp_path / "out")
     assert caught.value.hint == "python -m toolkit.llamacpp.fetch"
+    assert not list((tmp_path / "out").rglob("*.*")), "nothing was begun"
 
 
-def broken_run(tiny_run: Path, folder: Path, damage: dict[str, Any]) -> Path:  # noqa: F811
-    """The run on a base whose tokenizer.json is changed."""
-    base = folder / "base"
-    shutil.copytree(tiny_run.parent.parent / "base", base)
-    content = json.loads((base / "tokenizer.json").read_text(encoding="utf-8")) | damage
-    (base / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    run = folder / "run"
-    shutil.copytree(tiny_run, run)
-    recipe = json.loads((run / "recipe.json").read_text())
-    recipe["model"]["source"] = str(base)
-    (run / "recipe.json").write_text(json.dumps(recipe))
-    return run
+@pytest.mark.parametrize(("hidden", "columns"), [(256, "that 256 divides"), (96, "odd ones, which fall back")])
+def test_the_disk_that_is_asked_for_is_enough_and_not_far_too_much(
+    tmp_path: Path, hidden: int, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every type that needs no importance matrix, quantised from one file; tokens and merges are counted apart."""
+    from tiny import need_llama_cpp, write_base, write_tokenizer
+    from toolkit.export import space
+    from toolkit.llamacpp import convert, quantize, weights_bytes
 
-
-def test_a_tokenizer_that_the_converter_does_not_know_stops_the_export(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
-    run = broken_run(tiny_run, tmp_path, {"pre_tokenizer": {"type": "WhitespaceSplit"}})
-    with pytest.raises(ExportError, match="pre-tokenizer was not recognized"):
-        exported(run, tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("*.gguf"))
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_a_warning_about_the_tokenizer_stops_the_export(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    fake = tmp_path / "llama.cpp"
-    for part in ("conversion", "gguf-py/gguf"):
-        (fake / part).mkdir(parents=True)
-        (fake / part / "__init__.py").touch()
-    (fake / "convert_hf_to_gguf.py").write_text(
-        "import sys, pathlib\n"
-        "out = next(a for a in sys.argv if a.startswith('--outfile=')).partition('=')[2]\n"
-        "pathlib.Path(out).write_bytes(b'GGUF')\n"
-        "print('WARNING:gguf.vocab:Adding merges requested but no merges found', file=sys.stderr)\n"
-    )
-    monkeypatch.setenv("TOOLKIT_LLAMA_CPP_DIR", str(fake))
-    with pytest.raises(ExportError, match="no merges found"):
-        exported(tiny_run, tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("*.gguf"))
-
-
-def test_set_up_takes_only_the_converter_out_of_the_source_distribution(tmp_path: Path) -> None:
-    import io
-    import tarfile
-
-    from toolkit.llamacpp.fetch import unpack
-
-    archive = tmp_path / "llama_cpp_python-9.tar.gz"
-    tree = "llama_cpp_python-9/vendor/llama.cpp/"
-    names = [
-        "convert_hf_to_gguf.py", "conversion/__init__.py", "conversion/base.py", "gguf-py/gguf/__init__.py",
-        "src/llama.cpp", "../../../escape.py", "conversion/../../escape.py",
-    ]  # fmt: skip
-    with tarfile.open(archive, "w:gz") as made:
-        for name in [tree + name for name in names] + ["llama_cpp_python-9/.git/modules/vendor/llama.cpp/HEAD"]:
-            member = tarfile.TarInfo(name)
-            member.size = 3
-            made.addfile(member, io.BytesIO(b"abc"))
-    unpack(archive, tmp_path / "share" / "llama.cpp-9", version="9")
-    assert {str(p.relative_to(tmp_path / "share")) for p in (tmp_path / "share").rglob("*") if p.is_file()} == {
-        f"llama.cpp-9/{name}" for name in [*names[:4], "origin.json"]
-    }
-    origin = json.loads((tmp_path / "share" / "llama.cpp-9" / "origin.json").read_text())
-    assert origin == {"llama-cpp-python": "9", "llama.cpp": "abc"}
+    need_llama_cpp()
+    base = write_base(tmp_path / "base", hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=8)
+    write_tokenizer(base)
+    convert(base, tmp_path / "source.gguf", outtype="bf16", name="n")
+    source = GgufFile(tmp_path / "source.gguf")
+    counts = {name: math.prod(shape) for name, shape in source.tensor_shapes.items()}
+    embeddings = counts["token_embd.weight"]
+    for kind, known in FILE_TYPES.items():
+        if known.needs_imatrix or (kind == "q1_0" and hidden % 128):
+            continue
+        quantize(tmp_path / "source.gguf", tmp_path / "out.gguf", kind=kind)
+        data = sum(len(tensor.data) for tensor in GgufFile(tmp_path / "out.gguf").tensors.values())
+        asked = weights_bytes(kind, matrices=sum(counts.values()) - embeddings, embeddings=embeddings)
+        assert data <= asked <= 1.6 * data, (kind, columns)
+    checkpoint = open_checkpoint(base)
+    monkeypatch.setattr(space, "VOCABULARY_BYTES", 0)
+    one, split = (needed_bytes(checkpoint, ["f16"], split_bytes=limit) for limit in (None, 1000))
+    assert split - one == weights_bytes("f16", matrices=sum(counts.values()) - embeddings, embeddings=embeddings)
+    # The conversion that a quant comes from takes room, too, unless it is asked for itself.
+    assert needed_bytes(checkpoint, ["q8_0"]) > one and needed_bytes(checkpoint, []) < one

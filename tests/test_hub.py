@@ -15,6 +15,8 @@ import pytest
 from hub_export import REPO, certify, everything, write_export
 from hub_stand_in import TOKEN, Hub, Repo, logged_in_to, running_hub
 from models import child_environment
+from toolkit.cli import pipeline
+from toolkit.cli.verbs import STAGES
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub import proven, push_export
 from toolkit.rundir import ExportDir
@@ -160,6 +162,26 @@ def test_a_model_from_elsewhere_that_would_be_loaded_instead_stops_the_push(hub:
     assert set(hub.repos[REPO].files) == {there}
 
 
+def test_a_recipe_that_pushes_does_so_after_a_verification_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def run_stage(words: list[str]) -> int:
+        called.append(words[0])
+        if words[0] in ("train", "export"):
+            Path(words[-1]).write_text(words[0], encoding="utf-8")
+        return failing.get(words[0], 0)
+
+    monkeypatch.setattr(pipeline, "_run_stage", run_stage)
+    monkeypatch.setattr(pipeline, "show_summary", lambda *_: called.append("summary"))
+    for failing, ends in (({}, ["verify", "summary", "push"]), ({"verify": 1}, ["export", "verify"])):
+        called.clear()
+        pipeline.run_stages(["smoke"], to="verify", stages=STAGES, push=True)
+        assert called[-len(ends) :] == ends
+    failing = {}
+    pipeline.run_stages(["smoke"], to="export", stages=STAGES, push=True)
+    assert "push" not in called
+
+
 # Who may write.
 
 
@@ -268,7 +290,7 @@ def test_without_token_or_network_nothing_is_sent(
 
 
 def test_a_push_that_is_stopped_says_how_to_go_on(hub: Hub, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("toolkit.hub.upload", stop)
@@ -285,6 +307,29 @@ def test_a_file_that_is_lost_on_the_way_is_noticed_and_the_next_push_mends_it(hu
     hub.lost = None
     push_export(export)
     assert {"config.json", "a-f16.gguf"} <= set(hub.repos[REPO].files)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_noticed(
+    hub: Hub, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("merged/config.json", "a-f16.gguf"):
+        proof = proven(ExportDir(export))
+        before = (export / name).read_bytes()
+        (export / name).write_bytes(b"[]" if name.endswith("json") else b"g" * len(before))
+        with monkeypatch.context() as patch:
+            patch.setattr("toolkit.hub.proof_of", lambda _, proof=proof: proof)
+            with pytest.raises(ToolkitError, match=f"{Path(name).name} did not arrive whole"):
+                push_export(export)
+        (export / name).write_bytes(before)
+
+
+def test_an_export_of_which_nothing_has_a_repository_is_not_pushed(hub: Hub, export: Path) -> None:
+    use(export, repo=None, gguf_repo="org/model-GGUF")
+    for file in export.glob("*.gguf"):
+        file.unlink()
+    with pytest.raises(ToolkitError, match="nothing of this export has a repository"):
+        push_export(export, force=True)
+    assert hub.asked == []
 
 
 # What was not verified.

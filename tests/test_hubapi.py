@@ -186,6 +186,13 @@ def settled(up: CheckpointUploads) -> None:
     up.look()
 
 
+def let_end(hub: Hub, up: CheckpointUploads) -> None:
+    """A thread that was given up must not speak with the next test's hub."""
+    hub.open.set()
+    assert up._thread is not None
+    up._thread.join(20)
+
+
 def test_what_is_on_the_branch_is_a_run_that_can_be_resumed_elsewhere(hub: Hub, run: RunDir, tmp_path: Path) -> None:
     with uploads(run) as sending:
         sending.look()
@@ -284,6 +291,7 @@ def test_a_hub_that_does_not_answer_holds_nobody_up(hub: Hub, run: RunDir, capsy
         sending.look()
     assert time.monotonic() - started < 10
     assert read_json(run.hub)["failed"] == 1 and "not done after" in capsys.readouterr().err
+    let_end(hub, sending)
 
 
 def test_a_checkpoint_that_the_trainer_removes_meanwhile_still_arrives(hub: Hub, run: RunDir) -> None:
@@ -297,6 +305,17 @@ def test_a_checkpoint_that_the_trainer_removes_meanwhile_still_arrives(hub: Hub,
     assert up(hub)[name] == b"w" * 1500 + b"1"
 
 
+def test_a_checkpoint_that_cannot_be_read_stops_nothing(hub: Hub, run: RunDir) -> None:
+    broken = write_checkpoint(run, 1)
+    (broken / "adapter_config.json").write_text("{")
+    with uploads(run) as sending:
+        sending.look()
+        sending.look()
+        assert read_json(run.hub)["failed"] == 1
+        write_checkpoint(run, 2)
+    assert read_json(run.hub)["last_uploaded"] == "checkpoint-2"
+
+
 def test_a_run_that_is_stopped_at_once_does_not_wait(hub: Hub, run: RunDir) -> None:
     hub.open.clear()
     write_checkpoint(run, 1)
@@ -305,6 +324,7 @@ def test_a_run_that_is_stopped_at_once_does_not_wait(hub: Hub, run: RunDir) -> N
         sending.look()
         raise KeyboardInterrupt
     assert time.monotonic() - started < 5
+    let_end(hub, sending)
 
 
 def test_without_the_key_nothing_is_sent_or_written(hub: Hub, run: RunDir) -> None:

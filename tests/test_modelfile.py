@@ -151,7 +151,7 @@ COUNTS = "{% for m in messages %}[{{ loop.index }} {{ m.role }}] {{ m.content }}
 )
 def test_a_template_without_a_twin_leaves_a_modelfile_that_says_so(template: str | None, said: str) -> None:
     modelfile = _modelfile(speech(template), how_asked("Be brief."))
-    text = modelfile.text("a.gguf")
+    text = modelfile.text(["a.gguf"])
     assert modelfile.template is None and "TEMPLATE " not in text.replace("no TEMPLATE", "")
     assert said in text.split("FROM")[0] and "use llama.cpp" in text and 'SYSTEM "Be brief."' in text
 
@@ -203,7 +203,7 @@ def read(text: str) -> list[tuple[str, str]]:
 def test_a_modelfile_reads_back_as_what_it_was_made_of() -> None:
     template = ollama_template(speech(published("qwen2_5")), AWKWARD).template or ""
     made = Modelfile(template, AWKWARD, ("<|im_end|>", "a b"), {"temperature": 0.7, "top_k": 0}, ("Note.",))
-    assert read(made.text("my file.gguf")) == [
+    assert read(made.text(["my file.gguf"])) == [
         ("#", "Note."), ("FROM", "./my file.gguf"), ("TEMPLATE", template), ("SYSTEM", AWKWARD),
         ("stop", "<|im_end|>"), ("stop", "a b"), ("temperature", "0.7"), ("top_k", "0"),
     ]  # fmt: skip
@@ -227,5 +227,5 @@ def test_a_text_is_quoted_so_that_ollama_reads_it_unchanged_or_not_at_all(text: 
 
 
 def test_a_system_prompt_that_no_modelfile_can_hold_is_left_out_and_said() -> None:
-    text = _modelfile(speech(published("qwen2_5")), how_asked("a\u00a0b")).text("a.gguf")
+    text = _modelfile(speech(published("qwen2_5")), how_asked("a\u00a0b")).text(["a.gguf"])
     assert "SYSTEM " not in text and "system-prompt.txt yourself" in text and "TEMPLATE " in text

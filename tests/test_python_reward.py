@@ -77,7 +77,7 @@ def test_trls_signature_gets_lists(mine: Callable[..., Path]) -> None:
     assert rest == {
         "id": ["row 1", "row 3"], "question": ["What is 1 + 1?", "1 + 2"], "solution": ["1 + 1 = 2", None], "seen": [1, None],
     }  # fmt: skip
-    assert reward.score_generated(["ab", "c"], rows, ids=[(1, 2, 3), (4,)]) == [1.0, None]
+    assert reward.score_batch(["ab", "c"], rows, ids=[(1, 2, 3), (4,)]) == [1.0, None]
     assert seen[-1][2] == [[1, 2, 3], [4]]
 
 
@@ -93,7 +93,7 @@ def test_token_ids_are_made_only_for_a_function_that_names_them(mine: Callable[.
         "def a(completions, **rest):\n    return [float('completion_ids' in rest)]\ndef b(completion_ids):\n    return [0]\n"
     )
     assert python("mine.py:a").score("x", ROWS[0]) == 0.0
-    assert python("mine.py:a").score_generated(["x"], ROWS[:1], ids=[[1]]) == [1.0]
+    assert python("mine.py:a").score_batch(["x"], ROWS[:1], ids=[[1]]) == [1.0]
     with pytest.raises(ToolkitError, match="needs the recipe's model"):
         python("mine.py:b").score("x", ROWS[0])
 

@@ -93,7 +93,7 @@ def test_length_is_the_published_distance() -> None:
 def test_length_in_characters_or_words_needs_no_tokenizer() -> None:
     for unit in ("characters", "words"):
         reward = TypeAdapter(Reward).validate_python({"name": "length", "ideal": 3, "unit": unit})
-        assert reward.score_batch(["a b c"], [ROW], tokens=[77]) == [reward.score("a b c", ROW)]
+        assert reward.score_batch(["a b c"], [ROW], ids=[[0] * 77]) == [reward.score("a b c", ROW)]
     tokens = TypeAdapter(Reward).validate_python({"name": "length", "ideal": 3, "unit": "tokens"})
     with pytest.raises(ToolkitError):
         tokens.score("a b c", ROW)
@@ -101,7 +101,7 @@ def test_length_in_characters_or_words_needs_no_tokenizer() -> None:
 
 def test_length_in_tokens_takes_those_that_were_generated() -> None:
     reward = build(name="length", ideal=3, unit="tokens")
-    assert reward.score_batch(["a b c", "a"], [ROW, ROW], tokens=[5, 3]) == [-2.0, 0.0]
+    assert reward.score_batch(["a b c", "a"], [ROW, ROW], ids=[[0] * 5, [0] * 3]) == [-2.0, 0.0]
     assert reward.score_batch(["a b c", "a"], [ROW, ROW]) == [0.0, -2.0]
 
 
@@ -178,13 +178,13 @@ def test_overlong_is_daos_equation_13() -> None:
     """TRL's own example (limit 100, cache 20): 90 tokens earn -0.5."""
     reward = build(name="overlong", max_length=100, cache=20)
     sizes = [0, 79, 80, 81, 90, 99, 100, 101, 5000]
-    values = reward.score_batch([""] * 9, [ROW] * 9, tokens=sizes)
+    values = reward.score_batch([""] * 9, [ROW] * 9, ids=[[0] * size for size in sizes])
     assert values == [0.0, 0.0, 0.0, -0.05, -0.5, -0.95, -1.0, -1.0, -1.0]
 
 
 def test_overlong_takes_the_recipes_limit() -> None:
     reward = build(name="overlong", cache=20)
-    assert reward.score_batch([""], [ROW], tokens=[95]) == [-0.75]
+    assert reward.score_batch([""], [ROW], ids=[[0] * 95]) == [-0.75]
     assert reward.score("word " * 95, ROW) == -0.75
     reward.ready([ROW])
 
@@ -315,5 +315,5 @@ def test_scoring_is_quick() -> None:
     rewards = [build(**knobs) for knobs in SHELF]
     start = time.process_time()
     for reward in rewards:
-        reward.score_batch(texts, [ROW] * len(texts), tokens=[250] * len(texts))
+        reward.score_batch(texts, [ROW] * len(texts), ids=[[0] * 250] * len(texts))
     assert time.process_time() - start < 1.0

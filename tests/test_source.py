@@ -281,18 +281,6 @@ def test_a_hub_model_that_cannot_be_reached_is_an_error_with_the_way_out() -> No
     assert caught.value.exit_code == 2 and "model.source" in str(caught.value.hint)
 
 
-def test_an_adapter_is_merged_into_the_16_bit_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda name, **keys: asked.append((name, keys["revision"])) or str(tmp_path),
-    )
-    for name in ("unsloth/gemma-3-1b-it-unsloth-bnb-4bit", "unsloth/gemma-3-1b-it-bnb-4bit", "unsloth/gemma-3-1b-it"):
-        assert base_checkpoint(model(name, revision="v1")) == tmp_path
-        assert training_source(model(name)) == name
-    assert asked == [("unsloth/gemma-3-1b-it", "v1")] * 3
-
-
 def test_a_name_with_one_slash_is_the_hubs_unless_it_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_hub_name("org/model-1.5_B")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,7 @@ from toolkit.errors import DataError, EngineError
 from toolkit.rewards import RewardBase
 from toolkit.rundir import RunDir
 from toolkit.tasks.base import Row
-from toolkit.train import _examples, _short_enough
+from toolkit.train import _examples, _say_notices, _short_enough
 from toolkit.train.display import LOSS_NOTE, Display
 from toolkit.train.record import Recorder, last_checkpoint, read_state, write_state
 from toolkit.train.signals import stop_on_signals
@@ -243,6 +243,12 @@ def test_too_few_rows_for_a_step_is_an_error_with_the_way_out() -> None:
     assert "grpo.max_prompt_length" in str(caught.value.hint)
 
 
+def test_what_was_done_to_the_rows_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"train": ["a [b] was renamed"], "heldout": ["a [b] was renamed", "2 left out"]}
+    _say_notices(cast(Any, SimpleNamespace(task=SimpleNamespace(notices=said.get))))
+    assert capsys.readouterr().err.splitlines() == ["a [b] was renamed", "2 left out"]
+
+
 def test_a_warm_up_without_worked_solutions_is_an_error_with_the_way_out() -> None:
     recipe = small_recipe("org/model")
     assert [row.id for row, _ in _examples(recipe, rows(1, 1, 1, 1, 1))] == ["0", "1", "2", "3"]
@@ -322,8 +328,8 @@ def test_every_completion_is_kept_with_what_each_reward_paid() -> None:
 
 def test_rewards_see_whole_batches_with_the_number_of_tokens() -> None:
     class Counted(Judge):
-        def score_batch(self, texts: Any, rows: Any, *, tokens: Any = None) -> list[float | None]:
-            return [float(10 * len(rows) + count) for count in tokens]
+        def score_batch(self, texts: Any, rows: Any, *, ids: Any = None) -> list[float | None]:
+            return [float(10 * len(rows) + count) for count in map(len, ids)]
 
     assert paid(["a", "bcd"], Counted())[0] == [[22.0, 24.0]]
 

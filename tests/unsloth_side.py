@@ -142,7 +142,7 @@ class Place(RewardBase):
 
     name: str = "correctness"
 
-    def score_batch(self, texts: Any, rows: Any, *, tokens: Any = None) -> list[float | None]:
+    def score_batch(self, texts: Any, rows: Any, *, ids: Any = None) -> list[float | None]:
         return [float(place) for place in range(len(texts))]
 
 

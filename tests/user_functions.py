@@ -63,6 +63,6 @@ def of_trl() -> dict[str, Any]:
     return {
         "form": form.score_batch([thought, "2"], ROWS),
         "accuracy": accuracy.score_batch([right, wrong], [ROWS[0], ROWS[0]]),
-        "overlong": overlong.score_generated(["", ""], ROWS, ids=ids),
+        "overlong": overlong.score_batch(["", ""], ROWS, ids=ids),
         "straight": trl.rewards.get_soft_overlong_punishment(10, 4)(ids),
     }

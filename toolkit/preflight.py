@@ -203,20 +203,23 @@ def show_lint(report: LintReport) -> None:
 
 def _plan(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:
     """The arithmetic of the run: what one step is, and how much there will be."""
+    from toolkit.recipe.plan import plan
+
     grpo = recipe.grpo
-    prompts = grpo.prompts_per_step * grpo.max_steps
     if recipe.warmup is not None:
         yield Finding("plan", "warm-up, worked solutions", recipe.warmup.rows)
     yield Finding("plan", "prompts per step", grpo.prompts_per_step)
     yield Finding("plan", "completions per prompt (group size)", grpo.num_generations)
     yield Finding("plan", "completions per step", grpo.completions_per_step)
     yield Finding("plan", "steps", grpo.max_steps)
-    if train:
-        yield Finding("plan", "steps per epoch", round(len(train) / grpo.prompts_per_step, 1))
-        yield Finding("plan", "epochs", round(prompts / len(train), 3))
-    yield Finding("plan", "completions in all", grpo.completions_per_step * grpo.max_steps)
-    tokens = grpo.completions_per_step * grpo.max_steps * grpo.max_completion_length
-    yield Finding("plan", "completion tokens in all, at most", tokens)
+    if len(train) >= grpo.prompts_per_step:
+        figures = plan(recipe, len(train))
+        yield Finding("plan", "steps per epoch", figures.steps_per_epoch)
+        yield Finding("plan", "epochs", figures.epochs)
+        yield Finding("plan", "completions in all", figures.generations * grpo.completions_per_step)
+        if grpo.resample_rounds:
+            yield Finding("plan", "… at most, where every group is drawn again", figures.completions_at_most)
+        yield Finding("plan", "completion tokens in all, at most", figures.tokens_at_most)
     models = 2 if recipe.warmup is None else 3
     answers = min(recipe.eval.rows, len(heldout)) * (recipe.eval.samples + recipe.eval.greedy) * models
     yield Finding("plan", "answers in the evaluation", answers)

@@ -15,6 +15,7 @@ from toolkit.bundle.modelfile import Modelfile, quoted
 from toolkit.bundle.readme import MODELFILE, OPEN_WEBUI, README, SYSTEM_FILE, beside, model_id, readme
 from toolkit.bundle.settings import Settings
 from toolkit.bundle.speech import Speech, ollama_template, speech_of
+from toolkit.llamacpp import shard_paths
 from toolkit.rundir import ExportDir, replacing, sha256_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ NOT_IN_TRAINING = (
 
 
 def write_bundle(export: ExportDir, recipe: Recipe, *, run: str, files: Sequence[str]) -> dict[str, Any]:
-    """Write it beside the GGUF `files` of the export; what the manifest says of it: hashes, and how Ollama's template was checked.
+    """Write it beside the GGUF `files`; what the manifest says of it: hashes, and how Ollama's template was checked.
 
-    Needs the merged folder and the finished files. What an earlier bundle left is taken away.
+    They and the merged folder must be finished. What an earlier bundle left is taken away.
     """
     settings, folder = Settings.of(recipe), export.path
     for path in [*folder.glob(f"*{MODELFILE}"), *folder.glob(f"*{OPEN_WEBUI}"), folder / README, folder / SYSTEM_FILE]:
@@ -45,7 +46,7 @@ def write_bundle(export: ExportDir, recipe: Recipe, *, run: str, files: Sequence
         speech = speech_of(folder / files[0], export.merged)
         has_system_role = speech.has_system_role
         ollama = _modelfile(speech, settings)
-        texts |= {beside(name, MODELFILE): ollama.text(name) for name in files}
+        texts |= {beside(name, MODELFILE): ollama.text(_parts(folder / name)) for name in files}
         texts |= {beside(name, OPEN_WEBUI): _json([open_webui_model(name, speech, settings)]) for name in files}
     texts[README] = readme(run, files, settings, has_system_role=has_system_role)
     return {
@@ -87,6 +88,10 @@ def _modelfile(speech: Speech, settings: Settings) -> Modelfile:
         )
     stops = [stop for stop in speech.stops if quoted(stop) is not None]
     return Modelfile(template, system, stops, settings.ollama(), notes)
+
+
+def _parts(gguf: Path) -> list[str]:
+    return [path.name for path in shard_paths(gguf)]
 
 
 def _json(value: Any) -> str:

@@ -23,9 +23,9 @@ class Modelfile:
     notes: Sequence[str]
     """Comments at its head."""
 
-    def text(self, gguf: str) -> str:
-        """The file for the GGUF file of this name, which lies beside it."""
-        lines = [*(f"# {note}" for note in self.notes), f"FROM ./{gguf}"]
+    def text(self, parts: Sequence[str]) -> str:
+        """The file for a GGUF file that lies beside it, or for all parts of one that is split."""
+        lines = [*(f"# {note}" for note in self.notes), *(f"FROM ./{part}" for part in parts)]
         if self.template is not None:
             lines.append(f"TEMPLATE {quoted(self.template)}")
         if self.system:
@@ -46,8 +46,7 @@ def _read(value: str) -> str | None:
     """What Ollama reads: the value ends at the first end of a line where its quotes are closed."""
     kept = ""
     for character in value + "\n":
-        inner = _unquoted(kept.strip())
-        if character in "\r\n" and inner is not None:
+        if character in "\r\n" and (inner := _unquoted(kept.strip())) is not None:
             return inner
         if character in "\t\r\n" or _prints(character):
             kept += character

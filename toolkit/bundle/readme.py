@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from toolkit.bundle.settings import Settings
 
@@ -13,14 +12,18 @@ README, SYSTEM_FILE = "README.md", "system-prompt.txt"
 MODELFILE, OPEN_WEBUI = ".Modelfile", ".open-webui.json"
 
 
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+"""What llama.cpp puts behind the name of a file that it splits."""
+
+
 def model_id(gguf: str) -> str:
     """The file's name for servers and their clients, who take neither spaces nor commas."""
-    return re.sub(r"[\s,]+", "-", Path(gguf).stem)
+    return re.sub(r"[\s,]+", "-", beside(gguf, ""))
 
 
 def beside(gguf: str, ending: str) -> str:
-    """The name of what lies beside a GGUF file."""
-    return gguf.removesuffix(".gguf") + ending
+    """The name of what lies beside a GGUF file, or the first of its parts."""
+    return _PART.sub("", gguf.removesuffix(".gguf")) + ending
 
 
 def llama_server(gguf: str, settings: Settings) -> str:

@@ -58,7 +58,7 @@ def _pipeline(arguments: Arguments, resume: Path | None) -> int:
         words = with_recipe(arguments.words)
         loaded = load(words)  # every fault of the recipe before the first process
         return run_stages(words, to=arguments.to, stages=STAGES, push=loaded.recipe.hub.push)
-    push = _resumed_recipe(resume).recipe.hub.push
+    push = arguments.to == "verify" and _resumed_recipe(resume).recipe.hub.push
     if RunDir(resume).adapter.is_dir():
         console.note("the run is trained already")
         return run_stages([str(resume)], to=arguments.to, stages=STAGES[1:], push=push)

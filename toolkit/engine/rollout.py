@@ -85,7 +85,7 @@ class RewardRecorder:
             rows = [self._rows[row_id] for row_id in columns[ROW_COLUMN]]
             if reward is self._rewards[0]:
                 self._open(texts, rows, completion_ids)
-            values = judged(reward, texts, rows, [len(ids) for ids in completion_ids])
+            values = judged(reward, texts, rows, completion_ids)
             paid = without_gaps(values, columns[ROW_COLUMN])
             for entry, value, pay in zip(self.batch, values, paid, strict=True):
                 entry[f"reward/{reward.name}"] = value
@@ -112,9 +112,11 @@ class RewardRecorder:
         self._table += self.batch
 
 
-def judged(reward: RewardBase, texts: Sequence[str], rows: Sequence[Row], tokens: Sequence[int]) -> list[float | None]:
-    """What the reward says of each completion of so many tokens; nan and infinity are errors that name it."""
-    values = reward.score_batch(texts, rows, tokens=tokens)
+def judged(
+    reward: RewardBase, texts: Sequence[str], rows: Sequence[Row], ids: Sequence[Sequence[int]]
+) -> list[float | None]:
+    """What the reward says of each completion, generated with these tokens; nan and infinity are errors that name it."""
+    values = reward.score_batch(texts, rows, ids=ids)
     for value, text, row in zip(values, texts, rows, strict=True):
         if value is not None and not math.isfinite(value):
             raise EngineError(f"the reward {reward.name} gave {value} for row {row.id}: {text[:200]!r}")

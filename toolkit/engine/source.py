@@ -73,14 +73,11 @@ def _in_package(source: str) -> Path:
 
 
 def from_hub(name: str, revision: str | None = None, *, files: tuple[str, ...] = _FILES) -> Path:
-    """The folder of a Hub model's files: from the cache where they are there, else (or where they changed) downloaded."""
+    """The folder of a Hub model's files: downloaded where they are not in the cache or changed, and out of the cache
+    alone where the Hub is out of reach."""
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
         snapshot = snapshot_download(name, revision=revision, allow_patterns=[*files], ignore_patterns=[*_NOT_NEEDED])
@@ -89,12 +86,22 @@ def from_hub(name: str, revision: str | None = None, *, files: tuple[str, ...] =
         raise EngineError(f"{name} is gated", hint=hint) from error
     except RepositoryNotFoundError as error:
         raise EngineError(f"the Hub has no model {name}", hint="check model.source") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        hint = "connect to the Hub, or set model.source to a folder or a GGUF file"
-        raise EngineError(f"{name} cannot be downloaded: {type(error).__name__}", hint=hint) from error
+    except (HTTPError, OSError) as error:
+        snapshot = _in_cache(name, revision)
+        if snapshot is None:
+            hint = "connect to the Hub, or set model.source to a folder or a GGUF file"
+            raise EngineError(f"{name} cannot be downloaded: {type(error).__name__}", hint=hint) from error
     if files == _FILES:
         _require_weights(Path(snapshot), name)
     return Path(snapshot)
+
+
+def _in_cache(name: str, revision: str | None) -> Path | None:
+    """The snapshot as another program may have left it: `snapshot_download` offline wants its own list of all files."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _require_weights(folder: Path, name: str) -> None:

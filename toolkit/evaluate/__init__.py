@@ -104,8 +104,8 @@ def _answers(
 
     texts = [policy.text(completion.token_ids) for completion in drawn]
     asked = [rows[completion.prompt_index] for completion in drawn]
-    tokens = [len(completion.token_ids) for completion in drawn]
-    paid = {f"reward/{reward.name}": judged(reward, texts, asked, tokens) for reward in rewards}
+    ids = [completion.token_ids for completion in drawn]
+    paid = {f"reward/{reward.name}": judged(reward, texts, asked, ids) for reward in rewards}
     first = GREEDY if recipe.eval.greedy else 0
     return [
         {
@@ -116,11 +116,11 @@ def _answers(
             "sample": first + number % (recipe.eval.samples - first),
             "completion": text,
             **(_graded(recipe.task.grade(text, row)) if recipe.task.graded else {}),
-            "tokens": length,
+            "tokens": len(completion.token_ids),
             "truncated": completion.truncated,
             **{key: values[number] for key, values in paid.items()},
         }
-        for number, (completion, row, text, length) in enumerate(zip(drawn, asked, texts, tokens, strict=True))
+        for number, (completion, row, text) in enumerate(zip(drawn, asked, texts, strict=True))
     ]
 
 

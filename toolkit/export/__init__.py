@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
+from toolkit.bundle import write_bundle
 from toolkit.errors import ExportError
 from toolkit.export.adapter import CONFIG, WEIGHTS
 from toolkit.export.calibration import importance_of
@@ -67,17 +68,19 @@ def export_run(
     lora = _write_lora(target, source.path.name) if recipe.export.lora_gguf else None
     with replacing(target.recipe) as temporary:
         shutil.copyfile(source.recipe, temporary)
+    files = [_describe(paths, kind) for kind, paths in ggufs.files.items()]
     record = ExportRecord(
         run=source.path.name,
         base=_describe_base(base, recipe),
         adapter=_hashes(target.path / ADAPTER),
         merged=written,
-        files=[_describe(paths, kind) for kind, paths in ggufs.files.items()],
+        files=files,
         versions=made_with,
         warnings=[*([LOSSY] if base.lossy else []), *ggufs.warnings],
         folder=target.path,
         imatrix=_describe_imatrix(target.path, ggufs),
         lora=lora,
+        bundle=write_bundle(target, recipe, run=source.path.name, files=[file.file for file in files]),
     )
     write_json(target.manifest, {"schema": SCHEMA, **record.model_dump(mode="json", exclude={"folder"})})
     return record

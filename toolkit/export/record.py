@@ -51,3 +51,5 @@ class ExportRecord(BaseModel):
     """The importance matrix: its file, hash, and what it was computed from."""
     lora: dict[str, Any] | None = None
     """The adapter as a GGUF LoRA: its file, hash and size."""
+    bundle: dict[str, Any] = {}
+    """What lies beside the files for the programs that use them: hashes, and how Ollama's template was checked."""

@@ -67,6 +67,8 @@ def push_export(path: Path, *, repo: str | None = None, force: bool = False) -> 
     proof = proven(export, force=force)
     command = ["toolkit", "push", str(path), *(["--repo", repo] if repo else []), *(["--force"] if force else [])]
     push = _Push(export, recipe, proof, places(hub, proof.files, merged=recipe.export.merged), shlex.join(command))
+    if not push.places:
+        raise ToolkitError("nothing of this export has a repository", where=str(path), hint=_name_one(path))
     try:
         pushed = push.everywhere()
     except KeyboardInterrupt:
@@ -90,13 +92,13 @@ def proven(export: ExportDir, *, force: bool = False) -> Proof:
 
 def _hub(hub: Hub, repo: str | None, path: Path) -> Hub:
     """The recipe's repositories, or one for everything."""
-    chosen = hub.model_copy(update={"repo": repo, "adapter_repo": None, "gguf_repo": None}) if repo else hub
-    for name in chosen.repos:
-        if name.count("/") != 1 or not all(name.split("/")):
-            raise ToolkitError(f"{name} is no repository", where=str(path), hint=_name_one(path))
-    if not chosen.repos:
-        raise ToolkitError("the recipe names no hub.repo to push to", where=str(path), hint=_name_one(path))
-    return chosen
+    if repo is None:
+        if not hub.repos:
+            raise ToolkitError("the recipe names no hub.repo to push to", where=str(path), hint=_name_one(path))
+        return hub
+    if repo.count("/") != 1 or not all(repo.split("/")):
+        raise ToolkitError(f"{repo} is no repository", where=str(path), hint=_name_one(path))
+    return hub.model_copy(update={"repo": repo, "adapter_repo": None, "gguf_repo": None})
 
 
 def _name_one(path: Path) -> str:
@@ -159,7 +161,10 @@ class _Push:
         return items
 
     def _facts(self, licence: Licence) -> Facts:
-        run = RunDir(RUNS / self.export.path.name)
+        manifest = portable(read_json(self.export.manifest))
+        run = RunDir(RUNS / manifest["run"])
+        if not run.evaluation.is_file():
+            console.warn(f"the model card has no evaluation: there is no {console.untrusted(run.evaluation)}")
         has_text = any(Path(name).match(pattern) for name in self.proof.files for pattern in LICENCE_TEXTS)
         if licence.wants_copy and not has_text:
             console.warn(
@@ -167,7 +172,7 @@ class _Push:
             )
         return Facts(
             recipe=self.recipe,
-            manifest=portable(read_json(self.export.manifest)),
+            manifest=manifest,
             proof=self.proof,
             licence=licence,
             places=tuple(self.places),

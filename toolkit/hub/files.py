@@ -93,14 +93,17 @@ def places(hub: Hub, files: dict[str, str], *, merged: bool) -> list[Place]:
     The merged model lies at its repository's root, where transformers looks for it; the adapter in a folder unless it is alone
     there, for at the root transformers would take it for the model.
     """
-    repos = {"adapter": hub.adapter_repo or hub.repo, "gguf": hub.gguf_repo or hub.repo} | (
-        {"merged": hub.repo} if merged else {}
-    )
+    repos = {
+        "merged": hub.repo if merged else None,
+        ADAPTER: hub.adapter_repo or hub.repo,
+        "gguf": hub.gguf_repo or hub.repo,
+    }
     present = {_part(name) for name in files}
+    targets = {part: repo for part, repo in repos.items() if repo and part in present}
     licences = {name.rpartition("/")[2]: name for name in files if _is_licence(name)}
     found = []
-    for repo in dict.fromkeys(repo for part, repo in sorted(repos.items(), reverse=True) if repo and part in present):
-        parts = frozenset(part for part, target in repos.items() if target == repo and part in present)
+    for repo in dict.fromkeys(targets.values()):
+        parts = frozenset(part for part, target in targets.items() if target == repo)
         names = {_there(name, parts): name for name in files if _part(name) in parts}
         found.append(Place(repo, licences | names, parts))
     return found

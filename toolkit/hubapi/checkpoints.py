@@ -62,10 +62,13 @@ class CheckpointUploads:
         """Send the newest checkpoint, if it is a new one and nothing is under way. Costs links to its files, no waiting."""
         if self._tally is None or self._busy():
             return
-        self._settle()
-        checkpoint = self._newest()
-        if checkpoint is not None and checkpoint.name not in (self._tried, self._tally.last_uploaded):
-            self._start(checkpoint)
+        try:
+            self._settle()
+            checkpoint = self._newest()
+            if checkpoint is not None and checkpoint.name not in (self._tried, self._tally.last_uploaded):
+                self._start(checkpoint)
+        except Exception as error:  # the other side of the boundary below: a full disk, a file that went away
+            self._count(redacted(error) or type(error).__name__)
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +90,9 @@ class CheckpointUploads:
     def _finish(self, tally: Tally) -> None:
         until = time.monotonic() + self._wait_s
         self._wait(until)
-        self._tried = None
-        self.look()
+        if not self._busy():
+            self._tried = None
+            self.look()
         if self._busy():
             console.note(f"sending the last checkpoint to {console.untrusted(tally.repo)}; Ctrl-C leaves it")
         self._wait(until)
@@ -141,12 +145,12 @@ class CheckpointUploads:
         tally.last_error = failure or None
         if failure:
             tally.failed += 1
-            what = f"{self._tried} is not on the Hub: {failure}"
-            console.warn(f"{console.untrusted(what)} (the training goes on, and the next one is tried)")
+            console.warn(console.untrusted(f"{self._tried} is not on the Hub: {failure} (the run goes on)"))
         else:
             tally.uploaded += 1
             tally.last_uploaded = self._tried
-        write_json(self._run.hub, asdict(tally))
+        with suppress(OSError):  # where not even this can be written, the training will say so itself
+            write_json(self._run.hub, asdict(tally))
 
     def _items(self, checkpoint: Path) -> Iterator[Item]:
         """The run as it is now: a folder that can be resumed. The trainer removes old checkpoints, hence the links."""

@@ -38,10 +38,11 @@ class Item:
             return self.digest
         return hashlib.sha256(self.source).hexdigest() if isinstance(self.source, bytes) else sha256_of(self.source)
 
-    @property
     def blob_id(self) -> str:
-        """git's name of the content, by which the Hub knows small files."""
+        """git's name of the content, by which the Hub knows small files; empty where it no longer has its SHA-256."""
         data = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        if self.digest is not None and hashlib.sha256(data).hexdigest() != self.digest:
+            return ""
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -73,4 +74,4 @@ def _arrived(item: Item, entry: Any) -> bool:
     """The Hub names large files by their SHA-256, and small ones as git does."""
     if entry is None or entry.size != item.size:
         return False
-    return entry.lfs.sha256 == item.sha256 if entry.lfs else entry.blob_id == item.blob_id
+    return entry.lfs.sha256 == item.sha256 if entry.lfs else entry.blob_id == item.blob_id()

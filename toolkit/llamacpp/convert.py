@@ -26,9 +26,9 @@ DIR_VARIABLE = "TOOLKIT_LLAMA_CPP_DIR"
 FETCH_COMMAND = "python -m toolkit.llamacpp.fetch"
 TAIL_LINES = 12
 
-HARMLESS = ("Unknown RoPE type: default",)
+HARMLESS = ("Unknown RoPE type: default", "in TemplateProcessing<pair>")
 """transformers 5 names the plain rotary embedding "default", the converter expects nothing there and does
-nothing."""
+nothing. Gemma and Llama join two texts by their begin token, which the converter does not expect; no chat joins two."""
 
 TOKENIZER_WARNING = re.compile(r"^(WARNING|ERROR):gguf\.vocab|token|merge|vocab|chat_template|special", re.I)
 

@@ -59,9 +59,9 @@ class RewardBase(BaseModel):
         raise NotImplementedError
 
     def score_batch(
-        self, texts: Sequence[str], rows: Sequence[Row], *, tokens: Sequence[int] | None = None
+        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]] | None = None
     ) -> list[float | None]:
-        """Judge completions, each with its row. `tokens`: how many tokens each was generated with, where known."""
+        """Judge completions, each with its row. `ids`: the tokens that each was generated with, where known."""
         return [self.score(text, row) for text, row in zip(texts, rows, strict=True)]
 
     def ready(self, rows: Sequence[Row]) -> None:
@@ -91,11 +91,10 @@ class TokenReward(RewardBase):
         return self.score_counted(text, row, self.around.count_tokens(text))
 
     def score_batch(
-        self, texts: Sequence[str], rows: Sequence[Row], *, tokens: Sequence[int] | None = None
+        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]] | None = None
     ) -> list[float | None]:
-        if tokens is None:
-            tokens = [self.around.count_tokens(text) for text in texts]
-        triples = zip(texts, rows, tokens, strict=True)
+        counts = [self.around.count_tokens(text) for text in texts] if ids is None else map(len, ids)
+        triples = zip(texts, rows, counts, strict=True)
         return [self.score_counted(text, row, count) for text, row, count in triples]
 
 

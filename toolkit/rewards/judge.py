@@ -111,7 +111,7 @@ class Judge(RewardBase):
         return self.score_batch([text], [row])[0]
 
     def score_batch(
-        self, texts: Sequence[str], rows: Sequence[Row], *, tokens: Sequence[int] | None = None
+        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]] | None = None
     ) -> list[float | None]:
         prompts = [
             judge_prompt(self.criteria, self.scale, text, row, as_json=self.reply != "text")

@@ -34,10 +34,11 @@ class Length(TokenReward):
         return super().score(text, row) if self.unit == "tokens" else self.score_counted(text, row, self._size(text))
 
     def score_batch(
-        self, texts: Sequence[str], rows: Sequence[Row], *, tokens: Sequence[int] | None = None
+        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]] | None = None
     ) -> list[float | None]:
-        sizes = tokens if self.unit == "tokens" else [self._size(text) for text in texts]
-        return super().score_batch(texts, rows, tokens=sizes)
+        if self.unit == "tokens":
+            return super().score_batch(texts, rows, ids=ids)
+        return [self.score(text, row) for text, row in zip(texts, rows, strict=True)]
 
     def score_counted(self, text: str, row: Row, tokens: int) -> float | None:
         """Judge a text that is so many units long."""

@@ -68,14 +68,8 @@ class Python(RewardBase):
         return self.score_batch([text], [row])[0]
 
     def score_batch(
-        self, texts: Sequence[str], rows: Sequence[Row], *, tokens: Sequence[int] | None = None
+        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]] | None = None
     ) -> list[float | None]:
-        return self._judge(Batch(texts, rows))
-
-    def score_generated(
-        self, texts: Sequence[str], rows: Sequence[Row], *, ids: Sequence[Sequence[int]]
-    ) -> list[float | None]:
-        """Judge completions by the very tokens that they were generated with: a function may ask for them."""
         return self._judge(Batch(texts, rows, ids))
 
     def ready(self, rows: Sequence[Row]) -> None:

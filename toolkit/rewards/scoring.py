@@ -14,8 +14,8 @@ from toolkit.rewards.base import RewardBase
 from toolkit.rewards.correctness import Correctness
 from toolkit.rewards.integer import Integer
 from toolkit.tasks.base import Row, TaskBase
-from toolkit.tasks.gsm8k import split_answer
 from toolkit.tasks.files import read_jsonl
+from toolkit.tasks.gsm8k import split_answer
 
 _log = logging.getLogger(__name__)
 BATCH = 64

@@ -11,6 +11,7 @@ from toolkit.errors import DataError, EngineError, Stopped
 from toolkit.preflight import require_sound_rewards
 from toolkit.recipe.plan import plan, plan_lines
 from toolkit.rundir import RunDir, new_run, replacing, write_json
+from toolkit.tasks.halves import overlap
 from toolkit.train.display import Display
 from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, step_of, write_state
 from toolkit.train.signals import StopRequest, stop_on_signals
@@ -49,6 +50,8 @@ def train(loaded: Loaded, *, resume: Path | None = None) -> Path:
 
 def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
     rows, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
+    _say_notices(recipe)
+    _warn_of_overlap(rows, heldout)
     _require_a_step(recipe, rows)
     examples = _examples(recipe, rows)
     _say_plan(recipe, rows)
@@ -64,6 +67,19 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
     with Display(recipe) as display:
         _warm_up(run, recipe, policy, examples, request, display)
         _reinforce(run, recipe, policy, kept, request, display)
+
+
+def _say_notices(recipe: Recipe) -> None:
+    """What was renamed, replaced or left out when the rows were made."""
+    for notice in dict.fromkeys([*recipe.task.notices("train"), *recipe.task.notices("heldout")]):
+        console.note(console.untrusted(notice))
+
+
+def _warn_of_overlap(rows: Sequence[Row], heldout: Sequence[Row]) -> None:
+    found = overlap(rows, heldout)
+    if found.exact or found.folded:
+        near = f", {found.folded} more but for case and spacing" if found.folded else ""
+        console.warn(f"{found.exact} training rows are also held out{near}: the evaluation will measure memory, too")
 
 
 def _say_plan(recipe: Recipe, rows: Sequence[Row]) -> None:
