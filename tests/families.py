@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tiny import write_base
+
 LLAMA_IDS = {
     "<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|eom_id|>": 128008, "<|start_header_id|>": 128006,
     "<|end_header_id|>": 128007, "<|eot_id|>": 128009, "<|python_tag|>": 128010,
@@ -115,3 +117,23 @@ def _write_settings(folder: Path, template: str, **tokens: str) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **tokens}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def write_family_base(folder: Path, family: str) -> None:
+    import torch
+
+    if family == "llama":
+        sizes = {"vocab_size": 128011, "hidden_size": 16, "intermediate_size": 32, "tie_word_embeddings": False}
+        write_base(folder, **sizes, bos_token_id=128000, eos_token_id=128009, pad_token_id=128004)
+        write_llama(folder)
+        return
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(3)
+    config = Gemma3TextConfig(
+        vocab_size=480, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, sliding_window=16, max_position_embeddings=128,
+        layer_types=["sliding_attention", "full_attention"], eos_token_id=1, bos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    write_gemma(folder)

@@ -13,6 +13,7 @@ from toolkit.verify.record import Check, FileResult, VerifyRecord
 REPO = "org/model"
 GGUFS = {"a-f16.gguf": b"f" * 2500, "a-q8_0.gguf": b"q" * 700}
 MERGED = {"model.safetensors": b"w" * 1500, "config.json": b"{}", "LICENSE": b"Free."}
+BUNDLE = {"a-q8_0.Modelfile": b"FROM ./a-q8_0.gguf", "system-prompt.txt": b"Answer.", "README.md": b"# a"}
 ADAPTER = {"adapter_model.safetensors": b"a" * 1100, "adapter_config.json": b"{}"}
 
 
@@ -22,7 +23,7 @@ def sha256(data: bytes) -> str:
 
 def write_export(folder: Path, *overrides: str) -> Path:
     """An export whose recipe is the smallest one with these overrides."""
-    parts = {"": GGUFS, "merged/": MERGED, "adapter/": ADAPTER}
+    parts = {"": GGUFS | BUNDLE, "merged/": MERGED, "adapter/": ADAPTER}
     for prefix, files in parts.items():
         (folder / prefix).mkdir(parents=True)
         for name, data in files.items():
@@ -37,6 +38,7 @@ def write_export(folder: Path, *overrides: str) -> Path:
     manifest = ExportRecord(
         run=folder.name, base={"source": "org/base"}, adapter=_hashes(ADAPTER), merged=_hashes(MERGED), files=files,
         versions={"llama.cpp": "0c1e570"}, warnings=[], folder=folder,
+        bundle={"files": {name: sha256(data) for name, data in BUNDLE.items()}, "ollama": None},
     )  # fmt: skip
     write_json(folder / "manifest.json", manifest.model_dump(mode="json", exclude={"folder"}))
     recipe = load_recipe("smoke", [f"hub.repo={REPO}", *overrides]).recipe

@@ -128,7 +128,9 @@ def test_each_repository_says_what_it_is_and_where_the_rest_lies(tmp_path: Path)
     assert "a-f16.gguf | f16" in gguf and "a-f16.gguf | f16" not in whole
     assert "the GGUF files, in [org/gguf](https://huggingface.co/org/gguf)" in whole
     assert 'PeftModel.from_pretrained(base, "org/lora")' in lora
-    assert "llama-cli --hf-repo org/gguf --hf-file a-q8_0.gguf" in gguf
+    assert "hf download org/gguf a-q8_0.gguf system-prompt.txt a-q8_0.Modelfile --local-dir ." in gguf
+    assert "\nllama-cli -m a-q8_0.gguf -sysf system-prompt.txt" in gguf
+    assert "\nollama create a-q8_0 -f a-q8_0.Modelfile\n" in gguf
 
 
 def test_the_recipe_in_it_is_the_recipe(tmp_path: Path) -> None:

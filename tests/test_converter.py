@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from test_export import exported
-from tiny import tiny_run  # noqa: F401
+from tiny import exported
 from toolkit.errors import ExportError
 from toolkit.llamacpp.fetch import unpack
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+pytest_plugins = ("exports",)
 
-def broken_run(tiny_run: Path, folder: Path, file: str, damage: dict[str, Any]) -> Path:  # noqa: F811
+
+def broken_run(tiny_run: Path, folder: Path, file: str, damage: dict[str, Any]) -> Path:
     """The run on a base of which one JSON file is changed."""
     base = folder / "base"
     shutil.copytree(tiny_run.parent.parent / "base", base)
@@ -34,7 +35,7 @@ def broken_run(tiny_run: Path, folder: Path, file: str, damage: dict[str, Any]) 
     return run
 
 
-def test_a_tokenizer_that_the_converter_does_not_know_stops_the_export(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_tokenizer_that_the_converter_does_not_know_stops_the_export(tiny_run: Path, tmp_path: Path) -> None:
     run = broken_run(tiny_run, tmp_path, "tokenizer.json", {"pre_tokenizer": {"type": "WhitespaceSplit"}})
     with pytest.raises(ExportError, match="pre-tokenizer was not recognized"):
         exported(run, tmp_path / "out")
@@ -43,7 +44,7 @@ def test_a_tokenizer_that_the_converter_does_not_know_stops_the_export(tiny_run:
 
 
 def test_a_model_that_the_converter_does_not_know_stops_it_with_its_last_words(
-    tiny_run: Path, tmp_path: Path  # noqa: F811
+    tiny_run: Path, tmp_path: Path
 ) -> None:  # fmt: skip
     run = broken_run(tiny_run, tmp_path, "config.json", {"architectures": ["NoSuchForCausalLM"]})
     with pytest.raises(ExportError, match="NoSuchForCausalLM is not supported"):

@@ -9,11 +9,10 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tiny import tiny_run  # noqa: F401
+from tiny import exported, run_with
 from toolkit.errors import ExportError
 from toolkit.export.checkpoint import open_checkpoint
 from toolkit.export.space import needed_bytes
@@ -22,28 +21,14 @@ from toolkit.llamacpp import FILE_TYPES, GgufFile
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-
-def exported(run: Path, out: Path, **options: Any) -> Any:
-    from toolkit.export import export_run
-
-    return export_run(run, out=out, **options)
+pytest_plugins = ("exports",)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def run_with(tiny_run: Path, folder: Path, **settings: Any) -> Path:  # noqa: F811
-    """The run with other export settings in its recipe."""
-    run = folder / "runs" / "tiny"
-    shutil.copytree(tiny_run, run)
-    recipe = json.loads((run / "recipe.json").read_text())
-    recipe["export"] |= settings
-    (run / "recipe.json").write_text(json.dumps(recipe))
-    return run
-
-
-def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path, tmp_path: Path) -> None:
     """With everything: an importance matrix, shards, a GGUF LoRA."""
     settings = {"gguf": ["f16", "q4_k_m", "iq2_xxs"], "imatrix": True, "lora_gguf": True, "max_shard_size": "20MB"}
     run = run_with(tiny_run, tmp_path, **settings)
@@ -67,7 +52,7 @@ def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path,
 
 
 def test_nothing_in_the_files_is_of_the_machine(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """But for the recipe, which is the run's own and may name a folder as its base."""
     run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True)
@@ -80,7 +65,7 @@ def test_nothing_in_the_files_is_of_the_machine(
                 assert word.encode() not in content, (name, word)
 
 
-def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: Path) -> None:
     exported(tiny_run, tmp_path / "out", quants=[])
     manifest = (tmp_path / "out" / "manifest.json").read_text()
     assert str(tiny_run.parent.parent) not in manifest and str(tmp_path) not in manifest
@@ -89,7 +74,7 @@ def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: 
 
 
 def test_paths_may_hold_spaces_quotes_umlauts_and_leading_dashes(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="10MB")
     odd = tmp_path / '-ein Lauf\'s "Größe" $x'
@@ -103,14 +88,14 @@ def test_paths_may_hold_spaces_quotes_umlauts_and_leading_dashes(
     assert GgufFile(written / record.files[0].file).field("general.name") == odd.name
 
 
-def test_without_types_only_the_merged_folder_is_written(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_without_types_only_the_merged_folder_is_written(tiny_run: Path, tmp_path: Path) -> None:
     record = exported(tiny_run, tmp_path / "out", quants=[])
     assert record.files == []
     assert not list((tmp_path / "out").glob("*.gguf"))
     assert (tmp_path / "out" / "merged" / "model.safetensors").is_file()
 
 
-def test_an_export_takes_away_what_an_earlier_one_left(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_export_takes_away_what_an_earlier_one_left(tiny_run: Path, tmp_path: Path) -> None:
     exported(run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True), tmp_path / "out")
     (tmp_path / "out" / ".gguf-killed").mkdir()
     (tmp_path / "out" / "verify.json").write_text("{}")
@@ -120,7 +105,7 @@ def test_an_export_takes_away_what_an_earlier_one_left(tiny_run: Path, tmp_path:
 
 
 def test_what_the_export_needs_is_said_before_it_begins(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     with pytest.raises(ExportError, match="did you mean q8_0"):
         exported(tiny_run, tmp_path / "out", quants=["q8-0"])

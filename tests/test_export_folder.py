@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from families import LLAMA_IDS, write_gemma, write_llama
-from tiny import tiny_run, write_adapter, write_base  # noqa: F401
+from families import LLAMA_IDS, write_family_base, write_gemma, write_llama
+from tiny import exported, merged_folder, write_adapter
 from toolkit.export.folder import generation_of, turn_end, write_folder
-from toolkit.export.merge import merge
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
+
+pytest_plugins = ("exports",)
 
 LLAMA_STOPS = [LLAMA_IDS[token] for token in ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")]
 
@@ -112,7 +113,7 @@ def test_a_tokenizer_model_of_the_base_is_copied_and_special_tokens_are_spelled_
     }  # fmt: skip
 
 
-def test_a_byte_level_tokenizer_that_claims_byte_fallback_is_mended(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_byte_level_tokenizer_that_claims_byte_fallback_is_mended(tiny_run: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     base = tmp_path / "base"
@@ -130,7 +131,7 @@ def test_a_byte_level_tokenizer_that_claims_byte_fallback_is_mended(tiny_run: Pa
 # The whole folder.
 
 
-def test_the_folder_is_complete_and_knows_no_machine(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_folder_is_complete_and_knows_no_machine(tiny_run: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(tiny_run.parent.parent / "base", base)
     config = read(base / "config.json") | {
@@ -152,7 +153,7 @@ def test_the_folder_is_complete_and_knows_no_machine(tiny_run: Path, tmp_path: P
     assert settings["added_tokens_decoder"]["2"]["content"] == "<|im_end|>"
 
 
-def test_an_untied_head_is_said_in_the_config(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_untied_head_is_said_in_the_config(tiny_run: Path, tmp_path: Path) -> None:
     written = folder_of(tiny_run.parent.parent / "base", tmp_path / "out", unties=True)
     assert json.loads(written["config.json"])["tie_word_embeddings"] is False
 
@@ -165,10 +166,7 @@ def test_plain_transformers_opens_the_folder(tmp_path: Path, family: str) -> Non
 
     base = tmp_path / "base"
     write_family_base(base, family)
-    adapter = write_adapter(base, tmp_path / "adapter")
-    out = tmp_path / "out"
-    out.mkdir()
-    write_folder(base, adapter, out, dtype=merge(base, adapter, out).dtype)
+    out = merged_folder(base, write_adapter(base, tmp_path / "adapter"), tmp_path / "out")
     opened: Any = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     model, loading = opened
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -183,35 +181,13 @@ def test_plain_transformers_opens_the_folder(tmp_path: Path, family: str) -> Non
         assert torch.isfinite(model(torch.tensor([ids])).logits).all()
 
 
-def write_family_base(folder: Path, family: str) -> None:
-    import torch
-
-    if family == "llama":
-        sizes = {"vocab_size": 128011, "hidden_size": 16, "intermediate_size": 32, "tie_word_embeddings": False}
-        write_base(folder, **sizes, bos_token_id=128000, eos_token_id=128009, pad_token_id=128004)
-        write_llama(folder)
-        return
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    torch.manual_seed(3)
-    config = Gemma3TextConfig(
-        vocab_size=480, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, sliding_window=16, max_position_embeddings=128,
-        layer_types=["sliding_attention", "full_attention"], eos_token_id=1, bos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    write_gemma(folder)
-
-
-def test_plain_peft_opens_the_adapter(tiny_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_plain_peft_opens_the_adapter(tiny_run: Path, tmp_path: Path) -> None:
     """On the base it is what was trained, and what the merged folder is."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from toolkit.export import export_run
-
-    export = export_run(tiny_run, out=tmp_path / "out", quants=[]).folder
+    export = exported(tiny_run, tmp_path / "out", quants=[]).folder
     base = tiny_run.parent.parent / "base"
     ids = torch.arange(40).reshape(1, -1)
     plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -12,13 +12,10 @@ from typing import Any, get_args
 import numpy
 import pytest
 
-from families import write_gemma, write_llama
-from test_export_folder import write_family_base
-from tiny import edit_gguf, need_llama_cpp, tiny_run, write_adapter, write_base, write_tokenizer  # noqa: F401
+from families import write_family_base, write_gemma, write_llama
+from tiny import edit_gguf, merged_folder, need_llama_cpp, write_adapter, write_base
 from toolkit.errors import ExportError
-from toolkit.export.folder import write_folder
 from toolkit.export.lora import write_lora
-from toolkit.export.merge import merge
 from toolkit.export.written import check_conversion, check_quant
 from toolkit.llamacpp import (
     CONTROL,
@@ -38,23 +35,7 @@ from toolkit.verify.limits import LIMITS
 pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-
-@pytest.fixture(scope="session")
-def merged(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """The merged folder of the tiny run."""
-    out = tmp_path_factory.mktemp("merged") / "merged"
-    out.mkdir()
-    base, adapter = tiny_run.parent.parent / "base", tiny_run / "adapter"
-    write_folder(base, adapter, out, dtype=merge(base, adapter, out).dtype)
-    return out
-
-
-@pytest.fixture(scope="session")
-def source(merged: Path) -> Path:
-    """It as a GGUF file in its own precision."""
-    path = merged.parent / "source.gguf"
-    convert(merged, path, outtype="bf16", name="tiny")
-    return path
+pytest_plugins = ("exports",)
 
 
 # Types.
@@ -66,21 +47,21 @@ def test_the_recipe_the_quantiser_and_the_limits_know_the_same_types() -> None:
     assert set(NEEDS_IMATRIX) == {kind for kind, known in FILE_TYPES.items() if known.needs_imatrix}
 
 
-def test_every_type_is_written_or_asks_for_an_importance_matrix(source: Path, tmp_path: Path) -> None:
+def test_every_type_is_written_or_asks_for_an_importance_matrix(source_gguf: Path, tmp_path: Path) -> None:
     for kind, known in FILE_TYPES.items():
         out = tmp_path / f"{kind}.gguf"
         if known.needs_imatrix:
             with pytest.raises(ExportError, match="imatrix"):
-                quantize(source, out, kind=kind)
+                quantize(source_gguf, out, kind=kind)
             assert not out.exists()
         else:
-            quantize(source, out, kind=kind)
-            check_quant(out, GgufFile(source))
+            quantize(source_gguf, out, kind=kind)
+            check_quant(out, GgufFile(source_gguf))
             assert GgufFile(out).field("general.file_type") == file_type_number(kind)
 
 
-def test_what_cannot_be_quantised_says_so_in_llama_cpps_words(source: Path, tmp_path: Path) -> None:
-    quantize(source, tmp_path / "q4.gguf", kind="q4_0")
+def test_what_cannot_be_quantised_says_so_in_llama_cpps_words(source_gguf: Path, tmp_path: Path) -> None:
+    quantize(source_gguf, tmp_path / "q4.gguf", kind="q4_0")
     with pytest.raises(ExportError, match="requantizing from type q4_0 is disabled"):
         quantize(tmp_path / "q4.gguf", tmp_path / "q8.gguf", kind="q8_0")
 
@@ -88,12 +69,12 @@ def test_what_cannot_be_quantised_says_so_in_llama_cpps_words(source: Path, tmp_
 # What is checked after writing.
 
 
-def test_the_conversion_holds_everything_of_the_folder(source: Path, merged: Path) -> None:
-    check_conversion(source, merged)
-    file, config = GgufFile(source), json.loads((merged / "config.json").read_text())
+def test_the_conversion_holds_everything_of_the_folder(source_gguf: Path, merged_tiny: Path) -> None:
+    check_conversion(source_gguf, merged_tiny)
+    file, config = GgufFile(source_gguf), json.loads((merged_tiny / "config.json").read_text())
     assert len(file.tensors) == 20 and len(file.tokens) == config["vocab_size"] == 49152
-    assert file.field("tokenizer.chat_template") == (merged / "chat_template.jinja").read_bytes().decode()
-    assert file.n_merges == len(json.loads((merged / "tokenizer.json").read_text())["model"]["merges"])
+    assert file.field("tokenizer.chat_template") == (merged_tiny / "chat_template.jinja").read_bytes().decode()
+    assert file.n_merges == len(json.loads((merged_tiny / "tokenizer.json").read_text())["model"]["merges"])
     assert file.token_types[file.field("tokenizer.ggml.eos_token_id")] == CONTROL
 
 
@@ -123,23 +104,25 @@ def edit_array(path: Path, field: str, index: int, value: int) -> None:
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE)
 def test_a_conversion_that_lost_something_is_an_error(
-    source: Path, merged: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
+    source_gguf: Path, merged_tiny: Path, tmp_path: Path, damage: Callable[[Path], None], words: str
 ) -> None:
     broken = tmp_path / "broken.gguf"
-    shutil.copy(source, broken)
+    shutil.copy(source_gguf, broken)
     damage(broken)
     with pytest.raises(ExportError, match=words):
-        check_conversion(broken, merged)
+        check_conversion(broken, merged_tiny)
 
 
-def test_a_vocabulary_that_is_not_the_embeddings_is_an_error(source: Path, merged: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_not_the_embeddings_is_an_error(
+    source_gguf: Path, merged_tiny: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
-    shutil.copytree(merged, folder)
+    shutil.copytree(merged_tiny, folder)
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["merges"].pop()
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ExportError, match="merges instead of"):
-        check_conversion(source, folder)
+        check_conversion(source_gguf, folder)
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma-rebuilt", "llama"])
@@ -148,13 +131,11 @@ def test_files_of_other_families_split_text_as_transformers_does(tmp_path: Path,
     from transformers import AutoTokenizer
 
     need_llama_cpp()
-    base, out = tmp_path / "base", tmp_path / "out"
+    base = tmp_path / "base"
     write_family_base(base, family.partition("-")[0])
     if family == "gemma-rebuilt":
         (base / "tokenizer.model").unlink()
-    out.mkdir()
-    adapter = write_adapter(base, tmp_path / "adapter")
-    write_folder(base, adapter, out, dtype=merge(base, adapter, out).dtype)
+    out = merged_folder(base, write_adapter(base, tmp_path / "adapter"), tmp_path / "out")
     if family == "llama":
         with pytest.raises(ExportError, match="pre-tokenizer was not recognized"):
             convert(out, tmp_path / "file.gguf", outtype="bf16", name="n")  # llama.cpp knows tokenizers by their hash
@@ -182,10 +163,10 @@ def test_those_tokenizers_are_whole(tmp_path: Path) -> None:
 # Shards.
 
 
-def test_shards_are_one_model(source: Path, tmp_path: Path) -> None:
+def test_shards_are_one_model(source_gguf: Path, tmp_path: Path) -> None:
     """llama.cpp finds them all from the first, and computes with them what it computes with the whole file."""
     whole = tmp_path / "n-q8_0.gguf"
-    quantize(source, whole, kind="q8_0")
+    quantize(source_gguf, whole, kind="q8_0")
     before, size = GgufFile(whole), whole.stat().st_size
     with open_model(whole, context=64) as model:
         expected = model.log_probabilities(list(range(40)), 1)
@@ -204,9 +185,9 @@ def test_shards_are_one_model(source: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_small_file_stays_whole_and_a_tensor_is_never_cut(source: Path, tmp_path: Path) -> None:
+def test_a_small_file_stays_whole_and_a_tensor_is_never_cut(source_gguf: Path, tmp_path: Path) -> None:
     copy = tmp_path / "n.gguf"
-    shutil.copy(source, copy)
+    shutil.copy(source_gguf, copy)
     assert split(copy, max_bytes=10**9) == [copy]
     with pytest.raises(ExportError, match=r"token_embd\.weight alone needs 25 MB, more than export\.max_shard_size"):
         split(copy, max_bytes=20_000_000)
@@ -214,9 +195,9 @@ def test_a_small_file_stays_whole_and_a_tensor_is_never_cut(source: Path, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "swapped"])
-def test_a_lost_shard_is_noticed(source: Path, tmp_path: Path, damage: str) -> None:
+def test_a_lost_shard_is_noticed(source_gguf: Path, tmp_path: Path, damage: str) -> None:
     copy = tmp_path / "n.gguf"
-    shutil.copy(source, copy)
+    shutil.copy(source_gguf, copy)
     first, second = split(copy, max_bytes=27_000_000)
     if damage == "missing":
         second.unlink()
@@ -242,26 +223,20 @@ LORA_KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", LORA_KINDS.values(), ids=LORA_KINDS)
 def test_a_gguf_lora_on_the_base_is_the_merged_model(
-    tiny_run: Path, tmp_path: Path, settings: dict[str, Any]  # noqa: F811
+    tiny_run: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:  # fmt: skip
     """llama.cpp knows one alpha for all modules: with PEFT's other scales a file would be wrong without a word."""
-    base, folder = tiny_run.parent.parent / "base", tmp_path / "merged"
+    base = tiny_run.parent.parent / "base"
     adapter = write_adapter(base, tmp_path / "adapter", strength=0.2, **settings)
-    folder.mkdir()
-    write_folder(base, adapter, folder, dtype=merge(base, adapter, folder).dtype)
+    folder = merged_folder(base, adapter, tmp_path / "merged")
     lora, ids = tmp_path / "n-lora.gguf", list(range(300, 340))
     write_lora(adapter, lora, base=folder, name="n")
     assert {path.name for path in tmp_path.iterdir()} == {"adapter", "merged", lora.name}
     head = GgufFile(lora)
     assert (head.field("general.type"), head.field("adapter.type")) == ("adapter", "lora")
-    shutil.copy(base / "tokenizer.json", tmp_path / "adapter")
-    for name, checkpoint in (("base", base), ("tuned", folder)):
-        if name == "base":
-            plain = tmp_path / "plain"
-            shutil.copytree(folder, plain)
-            shutil.copy(base / "model.safetensors", plain)
-            checkpoint = plain
-        convert(checkpoint, tmp_path / f"{name}.gguf", outtype="f32", name=name)
+    convert(folder, tmp_path / "tuned.gguf", outtype="f32", name="n")
+    shutil.copy(base / "model.safetensors", folder)
+    convert(folder, tmp_path / "base.gguf", outtype="f32", name="n")
     with open_model(tmp_path / "base.gguf", context=64) as model:
         before = model.log_probabilities(ids, 1)
     with open_model(tmp_path / "tuned.gguf", context=64) as model:

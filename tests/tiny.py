@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,36 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(folder / "runs" / "tiny", base)
 
 
-def edit_gguf(path: Path, **changes: int | bool | str) -> None:
+Field = int | bool | str | list[int] | list[str]
+
+
+def merged_folder(base: Path, adapter: Path, out: Path) -> Path:
+    from toolkit.export.folder import write_folder
+    from toolkit.export.merge import merge
+
+    out.mkdir()
+    written = merge(base, adapter, out)
+    write_folder(base, adapter, out, dtype=written.dtype, unties=written.unties)
+    return out
+
+
+def exported(run: Path, out: Path, **options: Any) -> Any:
+    from toolkit.export import export_run
+
+    return export_run(run, out=out, **options)
+
+
+def run_with(run: Path, folder: Path, **settings: Any) -> Path:
+    """A copy of the run with other export settings in its recipe."""
+    copy = folder / "runs" / run.name
+    shutil.copytree(run, copy)
+    recipe = json.loads((copy / "recipe.json").read_text())
+    recipe["export"] |= settings
+    (copy / "recipe.json").write_text(json.dumps(recipe))
+    return copy
+
+
+def edit_gguf(path: Path, **changes: Field) -> None:
     """Set fields of the header; `__` in a name stands for a dot. The tensors stay as they are."""
     data = path.read_bytes()
     wanted = {name.replace("__", "."): value for name, value in changes.items()}
@@ -181,9 +211,16 @@ def _skip(data: bytes, at: int) -> int:
     return at
 
 
-def _encode(value: int | bool | str) -> bytes:
+def _encode(value: Field) -> bytes:
+    if isinstance(value, list):
+        kind = 8 if isinstance(value[0], str) else 5
+        return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(map(_item, value))
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
         return struct.pack("<II", 4, value)
     return struct.pack("<IQ", 8, len(value.encode())) + value.encode()
+
+
+def _item(value: int | str) -> bytes:
+    return struct.pack("<i", value) if isinstance(value, int) else _encode(value)[4:]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit import console
 from toolkit.prompts import messages
-from toolkit.rundir import ExportDir, chosen_gguf, read_json
+from toolkit.rundir import ExportDir, chosen_gguf
 
 
 def chat(path: Path, *, file: str | None = None, question: str | None = None) -> None:
@@ -34,7 +34,7 @@ def chat(path: Path, *, file: str | None = None, question: str | None = None) ->
 
 def _introduce(export: ExportDir, chosen: Path, *, typed: bool) -> None:
     console.note(f"file: {console.untrusted(chosen)}")
-    if not (export.certificate.is_file() and read_json(export.certificate)["passed"]):
+    if not export.is_verified:
         console.warn(f"no proof that this file answers as the trained model: toolkit verify {export.path}")
     console.note(
         "Each question is a chat of its own, as in training: nothing is remembered. "

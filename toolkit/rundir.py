@@ -120,6 +120,11 @@ class ExportDir:
         """The same for readers; written after it."""
         return self.path / "CERTIFICATE.md"
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether it has a certificate that passed. Whether that is about the bytes that lie here, `push` asks."""
+        return self.certificate.is_file() and bool(read_json(self.certificate)["passed"])
+
 
 def preferred_gguf(files: Sequence[Mapping[str, Any]]) -> str | None:
     """Of a manifest's files the one to use first: q8_0, half the size of f16 and nearly as exact; else the first."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.hub import describe, scores
 from toolkit.hub.files import Place, Proof
 from toolkit.hub.markdown import inline, link, table, visible
+from toolkit.hub.usage import usage
 from toolkit.hubapi import Licence
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def card_text(facts: Facts, place: Place) -> str:
         _introduction(facts),
         scores.section(facts.evaluation),
         _files(facts, place),
-        describe.usage(facts.recipe, facts.manifest, place),
+        usage(facts.recipe, facts.manifest, place),
         describe.training(facts.recipe, facts.run, facts.base),
         _certificate(facts),
         _licence(facts),

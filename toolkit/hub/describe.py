@@ -1,19 +1,16 @@
-"""The words of a model card: data, rewards, recipe, versions and how to use the files, from the recipe and the run's manifest."""
+"""The words of a model card on how the model was made: data, rewards, recipe and versions, from the recipe and the manifests."""
 
 from __future__ import annotations
 
 import io
 import json
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import toolkit
 from toolkit.engine.source import is_hub_name
-from toolkit.hub.files import Place
 from toolkit.hub.markdown import fenced, inline, link, table
 from toolkit.hubapi import portable
-from toolkit.rundir import preferred_gguf
 from toolkit.tasks import gsm8k, tldr
 
 if TYPE_CHECKING:
@@ -98,47 +95,6 @@ def recipe_yaml(recipe: Recipe) -> str:
     yaml.width = 120
     yaml.dump(portable(plain), text)
     return text.getvalue()
-
-
-def usage(recipe: Recipe, manifest: Mapping[str, Any], place: Place) -> str:
-    """The shortest way to an answer with what this repository holds."""
-    parts, system = ["## Use"], recipe.task.system_text
-    if system:
-        parts += ["It was trained with this system prompt, and needs it:", fenced(system, "text")]
-    if "merged" in place.parts:
-        parts.append(fenced(_python(place.repo, system, recipe.grpo.max_completion_length), "python"))
-    elif place.parts == {"adapter"}:
-        parts.append(fenced(_peft(place.repo, recipe), "python"))
-    file = preferred_gguf(manifest["files"]) if "gguf" in place.parts else None
-    if file:
-        command = ["llama-cli", "--hf-repo", place.repo, "--hf-file", file, *(["-sys", system] if system else [])]
-        parts.append(fenced(shlex.join(command), "sh"))
-    return "\n\n".join(parts) if len(parts) > 1 else ""
-
-
-def _python(repo: str, system: str, longest: int) -> str:
-    messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": "…"}]
-    lines = [
-        "from transformers import pipeline",
-        "",
-        f'chat = pipeline("text-generation", model={json.dumps(repo)})',
-        f"messages = {json.dumps(messages, ensure_ascii=False, indent=4)}",
-        f'print(chat(messages, max_new_tokens={longest}, do_sample=False)[0]["generated_text"][-1]["content"])',
-    ]
-    return "\n".join(lines)
-
-
-def _peft(repo: str, recipe: Recipe) -> str:
-    base = recipe.model.source if is_on_hub(recipe) else "the base model"
-    return "\n".join(
-        [
-            "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM",
-            "",
-            f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base, ensure_ascii=False)})",
-            f"model = PeftModel.from_pretrained(base, {json.dumps(repo)})",
-        ]
-    )
 
 
 def versions(run: Mapping[str, Any] | None, manifest: Mapping[str, Any]) -> str:

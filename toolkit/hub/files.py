@@ -47,7 +47,7 @@ def proof_of(export: ExportDir) -> Proof:
     if not export.manifest.is_file():
         raise ToolkitError("there is no whole export", where=str(export.path), hint="toolkit export RUN")
     manifest = read_json(export.manifest)
-    there = {file.relative_to(export.path).as_posix(): sha256_of(file) for file in _shipped(export)}
+    there = {file.relative_to(export.path).as_posix(): sha256_of(file) for file in _shipped(export, manifest)}
     if not export.certificate.is_file():
         return Proof(there, None, ("the export is not verified",))
     certificate = read_json(export.certificate)
@@ -58,16 +58,23 @@ def proof_of(export: ExportDir) -> Proof:
     return Proof(there, certificate, tuple(_failures(certificate)))
 
 
-def _shipped(export: ExportDir) -> Iterator[Path]:
+def _shipped(export: ExportDir, manifest: dict[str, Any]) -> Iterator[Path]:
     yield from sorted(export.path.glob("*.gguf"))
+    yield from filter(Path.is_file, (export.path / name for name in _bundle(manifest)))
     for folder in (export.merged, export.path / ADAPTER):
         yield from sorted(file for file in folder.rglob("*") if file.is_file())
 
 
+def _bundle(manifest: dict[str, Any]) -> dict[str, str]:
+    """What lies beside the GGUF files for other programs, but for its README: the model card takes that one's place."""
+    files = manifest.get("bundle", {}).get("files", {})
+    return {name: digest for name, digest in files.items() if name != CARD}
+
+
 def _proven(export: ExportDir, certificate: dict[str, Any], manifest: dict[str, Any]) -> dict[str, str]:
-    """Path -> SHA-256 of what was verified. Verification compares both folders with the manifest."""
+    """Path -> SHA-256 of what was verified. Verification compares the folders and the bundle with the manifest."""
     parts = [part for file in certificate["files"] for part in (file, *file.get("parts", ()))]
-    proven = {part["file"]: part["sha256"] for part in parts}
+    proven = {part["file"]: part["sha256"] for part in parts} | _bundle(manifest)
     for folder, hashes in (
         (export.merged.name, manifest["merged"]["sha256"]),
         (ADAPTER, manifest["adapter"]["sha256"]),
@@ -98,7 +105,7 @@ def places(hub: Hub, files: dict[str, str], *, merged: bool) -> list[Place]:
         ADAPTER: hub.adapter_repo or hub.repo,
         "gguf": hub.gguf_repo or hub.repo,
     }
-    present = {_part(name) for name in files}
+    present = {_part(name) for name in files if "/" in name or name.endswith(".gguf")}
     targets = {part: repo for part, repo in repos.items() if repo and part in present}
     licences = {name.rpartition("/")[2]: name for name in files if _is_licence(name)}
     found = []

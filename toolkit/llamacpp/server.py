@@ -1,6 +1,6 @@
 """The process that serves one GGUF file in OpenAI's protocol: llama-cpp-python's own server, with the file's own chat template.
 
-`command` says how others start it, `main` is that process. Like the file itself it adds no system prompt.
+`words` says how others start it, `main` is that process. Like the file itself it adds no system prompt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.llamacpp.library import last_log_lines, library
+from toolkit.llamacpp.runtime import render_chat
 from toolkit.prompts import suited
 
 NEEDS = ("fastapi", "pydantic_settings", "sse_starlette", "starlette_context", "uvicorn")
@@ -26,7 +28,7 @@ def words(path: Path, *, model_id: str, context: int, host: str, port: int) -> l
     if missing:
         what = f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"
         raise ToolkitError(what, hint="make setup, or: pip install 'llama-cpp-python[server]'")
-    wanted = {"model": str(path.resolve()), "model_alias": model_id, "n_ctx": context, "host": host, "port": port}
+    wanted = {"model": str(path.absolute()), "model_alias": model_id, "n_ctx": context, "host": host, "port": port}
     return [__name__, json.dumps(wanted)]
 
 
@@ -34,6 +36,7 @@ def main(arguments: list[str]) -> None:
     """Load the file, then answer until a signal ends it."""
     wanted = json.loads(arguments[0])
     host, port = wanted.pop("host"), wanted.pop("port")
+    library()
     from llama_cpp.server import app as server
     from llama_cpp.server.settings import ModelSettings, ServerSettings
 
@@ -43,8 +46,11 @@ def main(arguments: list[str]) -> None:
         **wanted, n_threads=threads, n_threads_batch=threads, verbose=False,
         chat_format="chat_template.default",  # else a template that looks familiar is replaced by a built-in one
     )  # fmt: skip
-    # By default a second request, of another tab say, would break off the answer to the first.
-    app = server.create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[model])
+    try:
+        # By default a second request, of another tab say, would break off the answer to the first.
+        app = server.create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[model])
+    except ValueError:
+        sys.exit("llama.cpp cannot load the file:\n" + "\n".join(last_log_lines()))
     _suit(server._llama_proxy(None))  # type: ignore[reportOptionalCall]
     import uvicorn
 
@@ -59,8 +65,6 @@ def _forget_settings(names: list[str]) -> None:
 
 def _suit(llama: Any) -> None:
     """Where the template has no system role, put the text where training had it."""
-    from toolkit.llamacpp.runtime import render_chat
-
     handler = llama._chat_handlers[llama.chat_format]
     template = llama.metadata["tokenizer.chat_template"]
 

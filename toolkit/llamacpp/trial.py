@@ -22,11 +22,9 @@ def try_file(path: Path, texts: list[str]) -> None:
     well."""
     code = "import sys; from toolkit.llamacpp.trial import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(path.resolve())]
-    source = str(Path(__file__).resolve().parents[2])
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
     try:
         done = subprocess.run(
-            command, input=json.dumps(texts), capture_output=True, text=True, errors="replace", env=env,
+            command, input=json.dumps(texts), capture_output=True, text=True, errors="replace", env=child_environment(),
             timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -35,6 +33,12 @@ def try_file(path: Path, texts: list[str]) -> None:
         tail = "\n".join(line for line in done.stderr.strip().splitlines()[-4:])
         how = f"aborts (signal {-done.returncode})" if done.returncode < 0 else "fails"
         raise ExportError(f"llama.cpp {how} on this file:\n{tail}", where=str(path))
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of this process, in which a Python finds this toolkit even where it is not installed."""
+    source = str(Path(__file__).resolve().parents[2])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
 
 
 def main() -> int:

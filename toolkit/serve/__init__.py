@@ -19,8 +19,9 @@ from toolkit.bundle import SYSTEM_FILE, Settings, model_id
 from toolkit.errors import ExportError
 from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp import server as llama_server
+from toolkit.llamacpp.trial import child_environment
 from toolkit.prompts import messages
-from toolkit.rundir import ExportDir, chosen_gguf, read_json
+from toolkit.rundir import ExportDir, chosen_gguf
 from toolkit.serve.process import Server, free_port, running, until_stopped, wait_while_running
 
 LOOPBACK = "127.0.0.1"
@@ -69,7 +70,7 @@ def prepare(path: Path, *, file: str | None, host: str, port: int) -> Served:
         raise ExportError("the file has no chat template, so no chat can be written for it", where=str(chosen))
     if not _is_loopback(host):
         console.warn(f"{console.untrusted(host)} can be reached from other machines, and the server asks for no key")
-    if not (export.certificate.is_file() and read_json(export.certificate)["passed"]):
+    if not export.is_verified:
         console.warn(f"no proof that this file answers as the trained model: toolkit verify {path}")
     return Served(export, chosen, Settings.of(recipe), host, free_port(host, port))
 
@@ -83,7 +84,7 @@ def serving(served: Served) -> Iterator[Server]:
     console.note(f"loading {console.untrusted(served.file)}")
     with (
         tempfile.TemporaryDirectory(prefix="toolkit-") as scratch,
-        running("the llama.cpp server", module, log=Path(scratch) / "log") as server,
+        running("the llama.cpp server", module, log=Path(scratch) / "log", env=child_environment()) as server,
     ):
         server.wait_until_healthy(f"{served.base_url}/models", limit_s=LOAD_LIMIT_S)
         yield server
@@ -98,8 +99,9 @@ def _is_loopback(host: str) -> bool:
 
 def _show(served: Served) -> None:
     """What to paste where."""
-    rows = [("base URL", served.base_url), ("model", served.model_id), ("API key", "any: none is asked for")]
-    console.table("", ("", ""), [(name, console.untrusted(value)) for name, value in rows])
+    console.say(f"  base URL   [bold]{console.untrusted(served.base_url)}[/]")
+    console.say(f"  model      {console.untrusted(served.model_id)}")
+    console.say("  API key    any: none is asked for")
     if served.settings.system:
         console.say("The server adds no system prompt. Send the training's with every chat: it stands in")
         console.say(f"  {console.untrusted(served.export.path / SYSTEM_FILE)}")

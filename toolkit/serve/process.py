@@ -78,17 +78,29 @@ class Server:
 
 @contextmanager
 def running(
-    name: str, module: Sequence[str], *, log: Path, python: str = sys.executable, env: Mapping[str, str] | None = None
+    name: str,
+    module: Sequence[str],
+    *,
+    log: Path,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[Server]:
     """`python -m MODULE …` while the block runs, in a session of its own: Ctrl-C reaches this process alone, which stops it.
 
     `log` gets what it prints.
     """
+    command = [python, "-P", str(TETHER), *module]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [python, "-P", str(TETHER), *module],
-            stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
     server = Server(name, process, log)
     try:
         yield server

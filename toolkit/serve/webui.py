@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from toolkit import console
 from toolkit.bundle import open_webui_model, speech_of
 from toolkit.errors import ToolkitError
 from toolkit.serve import LOOPBACK, Served, prepare, serving
-from toolkit.serve.process import free_port, post_json, running, until_stopped, wait_while_running
+from toolkit.serve.process import Server, free_port, post_json, running, until_stopped, wait_while_running
 from toolkit.serve.webui_setup import set_up
 
 HOME = Path(".open-webui")
@@ -51,19 +52,20 @@ def open_webui(
         port = free_port(LOOPBACK, port)
         python = set_up(environment or HOME / "env")
         model = open_webui_model(served.file.name, speech_of(served.file, served.export.merged), served.settings)
-        log = _folder(HOME) / "open-webui.log"
-        module = ["uvicorn", "open_webui.main:app", "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"]
-        settings = _environment(served, model["id"], port)
-        with (
-            serving(served) as server,
-            running("Open WebUI", module, log=log, python=str(python), env=settings) as webui,
-        ):
-            console.note(f"starting Open WebUI; its log: {log}")
+        with serving(served) as server, _webui(python, _environment(served, model["id"], port), port) as webui:
             url = f"http://{LOOPBACK}:{port}"
             webui.wait_until_healthy(f"{url}/ready", limit_s=READY_LIMIT_S)
             add_model(url, model)
             _show(url, model, served)
             wait_while_running([server, webui])
+
+
+def _webui(python: Path, env: Mapping[str, str], port: int) -> AbstractContextManager[Server]:
+    log = _folder(HOME) / "open-webui.log"
+    console.note(f"starting Open WebUI; its log: {log}")
+    module = ["uvicorn", "open_webui.main:app", "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"]
+    # uvicorn looks for modules in its folder first: not in this project's.
+    return running("Open WebUI", module, log=log, python=str(python), env=env, cwd=Path(env["DATA_DIR"]))
 
 
 def add_model(url: str, model: Mapping[str, Any]) -> None:
