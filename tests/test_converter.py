@@ -57,6 +57,8 @@ SAYS = {
     "replaced": ("WARNING:hf-to-gguf:replacing token 5: 'a' -> 'b'", True),
     "transformers": ("The tokenizer you are loading has an incorrect regex pattern: this leads to incorrect tokenization.", True),
     "python": ("/x/y.py:3: UserWarning: the vocabulary was resized", True),
+    "python-elsewhere": ("/x/tokenization.py:3: FutureWarning: a picture will be needed", False),
+    "template": ("{# WARNING: a special token #}", False),
     "harmless": ("WARNING:hf-to-gguf:Unknown RoPE type: default", False),
     "other": ("WARNING:hf-to-gguf:ignoring a picture tower", False),
     "information": ("INFO:gguf.vocab:Setting special token type bos to 1", False),
@@ -84,9 +86,10 @@ def test_doubts_about_the_tokenizer_are_errors_and_other_warnings_are_kept(
     if stops:
         with pytest.raises(ExportError) as caught:
             convert(tmp_path, out, outtype="f16", name="n")
-        assert line in caught.value.message and not out.exists()
+        assert line.removeprefix("/x/y.py:3: ") in caught.value.message and not out.exists()
     else:
-        assert convert(tmp_path, out, outtype="f16", name="n").warnings == ((line,) if "picture" in line else ())
+        kept = (line.removeprefix("/x/tokenization.py:3: "),) if "picture" in line else ()
+        assert convert(tmp_path, out, outtype="f16", name="n").warnings == kept
 
 
 def test_set_up_takes_only_the_converter_out_of_the_source_distribution(tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def test_the_dtype_is_one_the_machine_is_good_at(device: Any, bf16: bool, asked:
     assert told == (asked not in ("auto", used))
 
 
+@pytest.mark.parametrize(
+    ("device", "memory_gib", "keys", "tokens"),
+    [
+        ("cpu", 8.0, {}, 4096),
+        ("cpu", 64.0, {}, 8192),
+        ("cuda", 16.0, {}, 16384),
+        ("cuda", 16.0, {"model.fast_inference": True, "model.gpu_memory_utilization": 0.5}, 8192),
+        ("cuda", 141.0, {}, 32768),
+    ],
+)  # fmt: skip
+def test_a_backward_pass_holds_what_the_memory_allows(
+    device: Any, memory_gib: float, keys: dict[str, Any], tokens: int
+) -> None:
+    assert machine.tokens_per_pass(with_values(keys), Machine(device, True, "m", 2, memory_gib)) == tokens
+
+
 @pytest.mark.parametrize("generations", [2, 3, 8])
 @pytest.mark.parametrize("prompts", [1, 5, 8, 64])
 @pytest.mark.parametrize("length", [20, 700, 5000])
@@ -111,7 +127,7 @@ def test_a_batch_divides_the_step_and_holds_whole_groups_where_they_fit(
     for on in (CPU, GPU):
         resolved = setting(recipe, on)
         built = arguments.grpo_arguments(recipe, resolved, Path())
-        fits = max(1, machine.MICRO_BATCH_TOKENS[on.device] // (96 + length))
+        fits = max(1, machine.tokens_per_pass(recipe, on) // (96 + length))
         assert generations * prompts % resolved.batch_rows == 0
         assert resolved.batch_rows <= fits
         assert resolved.batch_rows % generations == 0 or fits < generations

@@ -228,6 +228,7 @@ def test_missing_sections_are_named_at_the_top_of_the_recipe(tmp_path: Path) -> 
             "grpo",
         ),
         ("export: {merged: false, gguf: []}", "export.gguf", "merged: true"),
+        ("grpo: {resample_rounds: 1, scale_rewards: batch}", "grpo.resample_rounds", "scale_rewards: group"),
     ],
 )
 def test_keys_that_do_not_agree_are_refused_with_values_that_work(
@@ -496,3 +497,12 @@ def test_every_recipe_key_is_documented() -> None:
         schema.Hub,
     ]
     assert [name for section in sections for name in bare(section)] == []
+
+
+def test_a_punishment_for_length_begins_before_the_limit(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("rewards:", "rewards:\n  - {name: overlong, cache: 300}") + "grpo: {max_completion_length: 256}\n"
+    )
+    (fault,) = faults(write(tmp_path, text))
+    assert (fault.key, "fifth" in str(fault.hint)) == ("rewards[0].cache", True)
+    assert load_recipe(str(write(tmp_path, text.replace("cache: 300", "cache: 300, max_length: 400"))))

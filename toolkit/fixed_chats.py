@@ -18,7 +18,9 @@ CHATS: dict[str, list[dict[str, str]]] = {
         {"role": "user", "content": "And 1 more?"},
     ],
     "unicode": [{"role": "user", "content": "naïve Ünïcode — 漢字 🙂 e\u0301 \u00a0 ½ ٣"}],
-    "white space": [{"role": "user", "content": "two  spaces,\ta tab,\n\nlines  \n and   three"}],
+    "double spaces": [{"role": "user", "content": "two  spaces, three   of them, and 12  +  34"}],
+    "tabs": [{"role": "user", "content": "a\ttab, two\t\tof them, \t one among spaces"}],
+    "line breaks": [{"role": "user", "content": "a line\n\nanother  \n and a third\r\nand a fourth"}],
     "digits": [{"role": "user", "content": "1234567890 3.14 1,248 -7 00 2024-01-31 x2y3"}],
     "special-looking text": [
         {

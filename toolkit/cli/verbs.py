@@ -113,11 +113,23 @@ def _verify_arguments(parser: Parser) -> None:
     parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
 
 
+def _verify_options(parser: Parser) -> None:
+    _verify_arguments(parser)
+    what = "held-out problems to ask; default: 16 to 64, by the model's size"
+    parser.add_argument("--problems", type=_count, metavar="N", help=what)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on is needed, not {word[:20]}")
+    return int(word)
+
+
 def _verify(arguments: Arguments) -> int:
     from toolkit.verify import verify_export
 
     export = export_folder(arguments.export)
-    if not verify_export(export).passed:
+    if not verify_export(export, problems=arguments.problems).passed:
         raise VerifyFailed("the shipped files do not answer as the trained model did", where=str(export))
     return 0
 
@@ -278,7 +290,7 @@ VERBS = {
     "train": Verb("train a recipe (default: the embedded one) into runs/", _train_arguments, _train),
     "eval": Verb("measure a run on held-out rows, base against tuned", _eval_arguments, _eval),
     "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
-    "verify": Verb("show that an export answers as the trained model does", _verify_arguments, _verify),
+    "verify": Verb("show that an export answers as the trained model does", _verify_options, _verify),
     "chat": Verb("talk to an export in the terminal", _chat_arguments, _chat),
     "serve": SERVE,
     "open-webui": OPEN_WEBUI,

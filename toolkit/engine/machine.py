@@ -2,7 +2,7 @@
 
 The rule for batches: a recipe says prompts per step and group size. Each optimiser step generates prompts * group completions
 once, and goes through them in passes of `batch_rows` completions: whole groups, as many as divide the step's completions
-and fit MICRO_BATCH_TOKENS, or, where not even one group fits, the largest divisor that does. So TRL's batch, accumulation and
+and fit `tokens_per_pass` of this memory, or, where not even one group fits, the largest divisor that does. TRL's batch, accumulation and
 generation batch follow from the recipe and the machine, and only memory depends on the machine.
 
 It loads no model. The numbers come from torch, so the first question costs torch's import.
@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
-MICRO_BATCH_TOKENS = {"cpu": 8192, "cuda": 16384}
-"""Tokens (rows times their longest length) in one backward pass, unless the recipe names a batch."""
+TOKENS_PER_GIB = {"cpu": 512, "cuda": 1024}
+"""Tokens (rows times their longest length) in one backward pass, for each GiB of memory that generation leaves."""
+MOST_TOKENS = {"cpu": 8192, "cuda": 32768}
+"""More in one pass makes nothing faster."""
 
 PACKAGES = (
     "torch", "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "bitsandbytes", "datasets", "accelerate",
@@ -39,6 +41,7 @@ class Machine:
     name: str
     threads: int
     memory_gib: float
+    """Of the GPU, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,18 @@ def this_machine() -> Machine:
     import psutil
     import torch
 
-    memory = round(psutil.virtual_memory().total / 2**30, 1)
+    memory = psutil.virtual_memory().total
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if torch.cuda.is_available() and os.environ.get("UNSLOTH_FORCE_CPU") != "1":
-        return Machine("cuda", torch.cuda.is_bf16_supported(), torch.cuda.get_device_name(), threads, memory)
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return Machine("cuda", torch.cuda.is_bf16_supported(), torch.cuda.get_device_name(), threads, _gib(memory))
     # A CPU without native bfloat16 emulates it, slower than float32.
     native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return Machine("cpu", native, platform.processor() or platform.machine(), threads, memory)
+    return Machine("cpu", native, platform.processor() or platform.machine(), threads, _gib(memory))
+
+
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / 2**30, 1)
 
 
 def resolve(recipe: Recipe, machine: Machine) -> Setting:
@@ -123,10 +131,17 @@ def batch_rows(recipe: Recipe, machine: Machine) -> int:
     grpo, total = recipe.grpo, recipe.grpo.completions_per_step
     if grpo.per_device_train_batch_size is not None:
         return grpo.per_device_train_batch_size
-    fits = max(1, MICRO_BATCH_TOKENS[machine.device] // (grpo.max_prompt_length + grpo.max_completion_length))
+    fits = max(1, tokens_per_pass(recipe, machine) // (grpo.max_prompt_length + grpo.max_completion_length))
     groups = [rows for rows in range(grpo.num_generations, total + 1, grpo.num_generations) if total % rows == 0]
     smaller = [rows for rows in range(1, total + 1) if total % rows == 0 and rows <= fits]
     return max([rows for rows in groups if rows <= fits] or smaller)
+
+
+def tokens_per_pass(recipe: Recipe, machine: Machine) -> int:
+    """How many tokens one backward pass may hold. vLLM, on a GPU, takes its share of the memory first."""
+    taken = recipe.model.gpu_memory_utilization if recipe.model.fast_inference and machine.device == "cuda" else 0.0
+    tokens = int(TOKENS_PER_GIB[machine.device] * machine.memory_gib * (1 - taken))
+    return min(MOST_TOKENS[machine.device], tokens)
 
 
 def return_memory() -> None:

@@ -72,7 +72,7 @@ def _bundle(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def _proven(export: ExportDir, certificate: dict[str, Any], manifest: dict[str, Any]) -> dict[str, str]:
-    """Path -> SHA-256 of what was verified. Verification compares the folders and the bundle with the manifest."""
+    """Path -> SHA-256 of what was verified; what the certificate does not name itself is held to the manifest."""
     parts = [part for file in certificate["files"] for part in (file, *file.get("parts", ()))]
     proven = {part["file"]: part["sha256"] for part in parts} | _bundle(manifest)
     for folder, hashes in (

@@ -30,6 +30,10 @@ HARMLESS = ("Unknown RoPE type: default", "in TemplateProcessing<pair>")
 """transformers 5 names the plain rotary embedding "default", the converter expects nothing there and does
 nothing. Gemma and Llama join two texts by their begin token, which the converter does not expect; no chat joins two."""
 
+UNMARKED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning: )|^(?=The tokenizer you are loading )")
+"""Warnings of Python and of transformers' tokenizers, which do not come through the converter's log. Other lines without
+a mark are the rest of one that has it: it prints the chat template."""
+
 TOKENIZER_WARNING = re.compile(r"^(WARNING|ERROR):gguf\.vocab|token|merge|vocab|chat_template|special", re.I)
 
 
@@ -121,8 +125,9 @@ def _environment() -> dict[str, str]:
 
 
 def _warnings(lines: list[str]) -> list[str]:
-    loud = [line.strip() for line in lines if line.startswith(("WARNING:", "ERROR:"))]
-    return [line for line in loud if not line.endswith(HARMLESS)]
+    marked = [line.strip() for line in lines if line.startswith(("WARNING:", "ERROR:"))]
+    unmarked = [UNMARKED.sub("", line, count=1).strip() for line in lines if UNMARKED.match(line)]
+    return [line for line in [*marked, *unmarked] if not line.endswith(HARMLESS)]
 
 
 def _version(package: str) -> str:

@@ -146,12 +146,29 @@ def cross_problems(recipe: Any, faulty: Collection[str] = ()) -> list[Problem]:
         return value
 
     problems = [rule(get) for rule, keys in RULES if not set(keys) & set(faulty)]
+    if "grpo.max_completion_length" not in faulty:
+        problems.append(_overlong_cache(recipe, get("grpo.max_completion_length")))
     return [problem for problem in [*problems, _duplicate_reward(recipe)] if problem]
 
 
+def _overlong_cache(recipe: Any, limit: int) -> Problem | None:
+    """The reward `overlong` begins to punish `cache` tokens before the limit, which is the recipe's unless it names one."""
+    for index, item in enumerate(_rewards(recipe)):
+        cache = _field(item, "cache")
+        if (
+            _name(item) == "overlong"
+            and _field(item, "max_length") is None
+            and isinstance(cache, int)
+            and cache >= limit
+        ):
+            message = f"cache {cache} must be below grpo.max_completion_length {limit}"
+            keys = (f"rewards.{index}.cache", "grpo.max_completion_length")
+            return Problem(keys, message, f"for example {max(1, limit // 5)}, a fifth as in DAPO")
+    return None
+
+
 def _duplicate_reward(recipe: Any) -> Problem | None:
-    items = recipe.get("rewards") if isinstance(recipe, dict) else recipe.rewards
-    names = [_name(item) for item in items] if isinstance(items, (list, tuple)) else []
+    names = [_name(item) for item in _rewards(recipe)]
     for name, count in Counter(name for name in names if name).items():
         if count > 1:
             places = [f"rewards.{index}.name" for index, other in enumerate(names) if other == name]
@@ -160,6 +177,16 @@ def _duplicate_reward(recipe: Any) -> Problem | None:
     return None
 
 
+def _rewards(recipe: Any) -> list[Any]:
+    """The list as it was written; nothing where it is no list."""
+    items = recipe.get("rewards") if isinstance(recipe, dict) else recipe.rewards
+    return list(items) if isinstance(items, (list, tuple)) else []
+
+
 def _name(item: Any) -> str | None:
-    name = item.get("name") if isinstance(item, dict) else getattr(item, "name", None)
+    name = _field(item, "name")
     return name if isinstance(name, str) else None
+
+
+def _field(item: Any, key: str) -> Any:
+    return item.get(key) if isinstance(item, dict) else getattr(item, key, None)
