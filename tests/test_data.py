@@ -1,4 +1,4 @@
-"""`toolkit data`: rows as the model will read them, measured with its real tokenizer; and docs/data.md, held to the code."""
+"""`toolkit data`: rows as the model will read them, measured with its real tokenizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tables import write
 from toolkit.cli import main
 from toolkit.data import BINS, look, show
 from toolkit.engine.tokenizer import load_tokenizer
-from toolkit.recipe import DEFAULT_RECIPE, Loaded, load_recipe
-from toolkit.tasks.docs import LISTS, rewrite
+from toolkit.recipe import Loaded, load_recipe
 
 pytest_plugins = ("shared",)
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,31 +134,3 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path: Path, tiny_checkpoin
     with pytest.raises(DataError, match="one turn only") as error:
         look(load_recipe(str(path)), rows=1)
     assert error.value.where == "table/1"
-
-
-# docs/data.md -------------------------------------------------------------------------------------
-
-
-def test_the_lists_of_the_page_are_those_of_the_code() -> None:
-    assert rewrite(PAGE) == PAGE, "python -m toolkit.tasks.docs"
-    for name in LISTS:
-        assert PAGE.count(f"<!-- {name}: begin -->") == PAGE.count(f"<!-- {name}: end -->") == 1
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_is_the_task_of_a_recipe_that_loads(example: str, tmp_path: Path) -> None:
-    """With the sections of the default recipe, whose task it replaces."""
-    default = (ROOT / "recipes" / f"{DEFAULT_RECIPE}.yaml").read_text(encoding="utf-8")
-    others = re.sub(r"^task:\n(?:[ #].*\n|\n)*", "", default, flags=re.MULTILINE)
-    assert "\ntask:" not in others
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"{others}\n{example}", encoding="utf-8")
-    task = load_recipe(str(path)).recipe.task
-    assert f"name: {task.name}" in example  # type: ignore[union-attr]
-
-
-def test_every_task_has_an_example() -> None:
-    from toolkit.tasks import TASKS
-
-    shown = {name for example in EXAMPLES for name in re.findall(r"name: (\w+)", example)}
-    assert shown == set(TASKS)

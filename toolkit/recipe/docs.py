@@ -1,4 +1,4 @@
-"""The table of all recipe keys as Markdown, from the models. `python -m toolkit.recipe.docs` rewrites it.
+"""The table of all recipe keys as Markdown, from the models. `python -m toolkit.recipe.docs` rewrites it and the other pages' lists.
 
 The docstring under each field is its description, so that the docs cannot say something else than the code.
 """
@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toolkit.recipe.faults import annotated_models, bare_number
+from toolkit.recipe.pages import LISTS
+from toolkit.recipe.pages import rewrite as rewrite_lists
 from toolkit.recipe.schema import Recipe
 
 BEGIN = "<!-- keys: begin, written by `python -m toolkit.recipe.docs` -->"
@@ -124,5 +126,9 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
-    page.write_text(rewrite(page.read_text(encoding="utf-8")), encoding="utf-8")
+    folder = Path(__file__).resolve().parents[2] / "docs"
+    keys = folder / "recipes.md"
+    keys.write_text(rewrite(keys.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in LISTS:
+        page = folder / name
+        page.write_text(rewrite_lists(name, page.read_text(encoding="utf-8")), encoding="utf-8")
