@@ -17,7 +17,7 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval export-merged export-gguf verify chat serve open-webui push check data test test-open-webui format clean distclean
+.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-open-webui format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -32,6 +32,9 @@ train: setup ## train RECIPE, evaluate it, export it and verify the export
 
 eval: setup ## compare base and tuned on held-out problems (RUN, else the newest run)
 	@$(TOOLKIT) eval $(RUN_WORD) $(ARGS)
+
+ask: setup ## ask base, warm-up and tuned model side by side (RUN, else the newest run; ARGS='"Calculate pi."')
+	@$(TOOLKIT) ask $(RUN_WORD) $(ARGS)
 
 export-merged: setup ## write the merged 16-bit model only (RUN, else the newest run)
 	@$(TOOLKIT) export $(RUN_WORD) --format merged $(ARGS)
@@ -53,6 +56,18 @@ serve: setup ## serve an exported model in OpenAI's protocol (RUN, else the newe
 
 open-webui: setup ## set up Open WebUI in its own environment, and start it in front of an exported model (RUN)
 	@$(TOOLKIT) open-webui $(RUN_WORD) $(ARGS)
+
+doctor: setup ## say what is wrong with RUN, or with the newest run of RECIPE; without either, with this machine
+	@$(TOOLKIT) doctor $(RUN_WORD) $(ARGS)
+
+report: setup ## write the report of RUN, or of the newest run, as one HTML file
+	@$(TOOLKIT) report $(RUN_WORD) $(ARGS)
+
+compare: setup ## write one page about several runs (ARGS='RUN RUN', folders, ids or recipes)
+	@$(TOOLKIT) compare $(ARGS)
+
+runs: setup ## list the runs (ARGS=clean: what could be removed; ARGS='clean --yes' removes it)
+	@$(TOOLKIT) runs $(ARGS)
 
 check: setup ## with RECIPE: check that recipe; without: format, lint, types and layers of the code
 	@if [ -n "$$RECIPE" ]; then exec $(TOOLKIT) check "$$RECIPE" $(ARGS); fi; set -ex; \

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.engine.generate import Completion, Sampling
+from toolkit.engine.generate import Completion, Drawn, Sampling
 from toolkit.evaluate import evaluate_run
 from toolkit.prompts import format_completion
 from toolkit.recipe import Recipe
@@ -36,20 +36,22 @@ class ByHeart:
 
 
 class Asked:
-    """What `generate` was asked, call by call."""
+    """What was asked to be generated, call by call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
         self.adapter: str | None = None
 
-    def generate(self, _model: Any, prompts: Any, sampling: Sampling, **settings: Any) -> list[Completion]:
+    def batches(self, _model: Any, prompts: Any, sampling: Sampling, *, done: Any, **settings: Any) -> Iterator[Drawn]:
+        assert not done
         self.calls.append({"adapter": self.adapter, "prompts": prompts, "sampling": sampling, **settings})
         right, first = RIGHT[str(self.adapter)], -1 if settings["greedy_too"] else 0
-        return [
+        rows = [
             Completion(index, [prompt[0], int(max(sample, 0) < right)], [0.0, 0.0], truncated=False)
             for index, prompt in enumerate(prompts)
             for sample in range(first, settings["samples"])
         ]
+        yield Drawn(rows, b"")
 
     @contextmanager
     def for_generation(self, _policy: Any, adapter: str | None) -> Iterator[Any]:
@@ -69,5 +71,5 @@ def evaluate(
         patch.setattr("toolkit.engine.load.load_policy", ByHeart)
         patch.setattr("toolkit.engine.load.load_adapter", lambda *_: None)
         patch.setattr("toolkit.engine.load.for_generation", asked.for_generation)
-        patch.setattr("toolkit.engine.generate.generate", asked.generate)
+        patch.setattr("toolkit.engine.generate.batches", asked.batches)
         return evaluate_run(run.path), asked.calls

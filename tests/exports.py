@@ -6,22 +6,48 @@ from pathlib import Path
 
 import pytest
 
-from tiny import merged_folder, tiny_run  # noqa: F401  (tiny_run is a fixture of this plugin, too)
+from families import write_family_base
+from tiny import merged_folder, need_llama_cpp, tiny_run, write_adapter  # noqa: F401  (tiny_run: a fixture of this plugin)
+
+
+@pytest.fixture(autouse=True)
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An importance matrix reads a hundred prompts elsewhere."""
+    monkeypatch.setattr("toolkit.export.calibration.PROMPTS", 6)
 
 
 @pytest.fixture(scope="session")
 def merged_tiny(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """The merged folder of the tiny run."""
+    """The merged folder of the tiny run: a Llama with SmolLM2's vocabulary."""
     return merged_folder(
         tiny_run.parent.parent / "base", tiny_run / "adapter", tmp_path_factory.mktemp("merged") / "out"
     )
 
 
 @pytest.fixture(scope="session")
-def source_gguf(merged_tiny: Path) -> Path:
+def tiny_gguf(merged_tiny: Path) -> Path:
     """It as a GGUF file in its own precision."""
+    return converted(merged_tiny)
+
+
+@pytest.fixture(scope="session")
+def merged_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A merged Gemma of 480 words, 256 wide: quick to quantise, and every type fits its rows."""
+    need_llama_cpp()
+    folder = tmp_path_factory.mktemp("small")
+    write_family_base(folder / "base", "gemma")
+    return merged_folder(folder / "base", write_adapter(folder / "base", folder / "adapter"), folder / "out")
+
+
+@pytest.fixture(scope="session")
+def small_gguf(merged_small: Path) -> Path:
+    """It as a GGUF file in its own precision."""
+    return converted(merged_small)
+
+
+def converted(folder: Path) -> Path:
     from toolkit.llamacpp import convert
 
-    path = merged_tiny.parent / "source.gguf"
-    convert(merged_tiny, path, outtype="bf16", name="tiny")
+    path = folder.parent / "source.gguf"
+    convert(folder, path, outtype="bf16", name="n")
     return path

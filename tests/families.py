@@ -66,9 +66,8 @@ def write_gemma(folder: Path, *, sentencepiece: bool = True) -> Path:
         "decoder": {"type": "Sequence", "decoders": [
             {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
         "post_processor": {
-            "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                                                     {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "type": "TemplateProcessing", "single": [_BOS, _sequence("A", 0)],
+            "pair": [_BOS, _sequence("A", 0), _BOS, _sequence("B", 1)],
             "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}},
         "added_tokens": [_added(vocab[token], token) for token in special],
         "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab,
@@ -77,6 +76,13 @@ def write_gemma(folder: Path, *, sentencepiece: bool = True) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     _write_settings(folder, GEMMA_TEMPLATE, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>")
     return folder
+
+
+_BOS = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+
+
+def _sequence(name: str, number: int) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": number}}
 
 
 def _train() -> bytes:
@@ -131,9 +137,9 @@ def write_family_base(folder: Path, family: str) -> None:
 
     torch.manual_seed(3)
     config = Gemma3TextConfig(
-        vocab_size=480, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, sliding_window=16, max_position_embeddings=128,
-        layer_types=["sliding_attention", "full_attention"], eos_token_id=1, bos_token_id=2, pad_token_id=0,
+        vocab_size=480, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, sliding_window=128, max_position_embeddings=128,
+        layer_types=["sliding_attention"] * 2, query_pre_attn_scalar=64, eos_token_id=1, bos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     write_gemma(folder)

@@ -52,10 +52,18 @@ def checkpoint_sent(recipe: Recipe) -> Iterator[Hub]:
     folder = Path(f"runs/hub{len(list(Path('runs').iterdir()))}")
     run = write_run(folder, recipe)
     checkpoint = write_checkpoint(run, 1)
-    with running_hub() as hub, logged_in_to(hub):
+    with running_hub() as hub, logged_in_to(hub.url):
         with CheckpointUploads(run, recipe.hub, lambda: checkpoint) as uploads:
             uploads.look()
         yield hub
+
+
+def train_at(url: str, recipe: Recipe, run: str | None = None) -> dict[str, Any]:
+    """In the process that imported unsloth first: the tiny model is trained, beside the hub at this address."""
+    from unsloth_side import train_tiny
+
+    with logged_in_to(url):
+        return train_tiny(recipe, run)
 
 
 def made_private(recipe: Recipe) -> bool:

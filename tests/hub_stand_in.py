@@ -248,14 +248,14 @@ def running_hub() -> Iterator[Hub]:
 
 
 @contextmanager
-def logged_in_to(hub: Hub) -> Iterator[None]:
-    """huggingface_hub speaks with this hub, in this process, under a token that may write."""
+def logged_in_to(url: str) -> Iterator[None]:
+    """huggingface_hub speaks with the hub at this address, in this process, under a token that may write."""
     from huggingface_hub import constants
     from huggingface_hub.utils import close_session
 
     close_session()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "ENDPOINT", url)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
         # xet is spoken by compiled code with a server of its own; the stand-in speaks LFS.
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)

@@ -29,6 +29,7 @@ from effects import (
     warmup_rows,
 )
 from export_effects import COPY, looks_at_the_adapter, merged_into, weighed, written
+from heldout_effects import evaluated_at, kept_step, last_step, rows_asked
 from hub_effects import checkpoints_up, made_private, placed, pushes
 from models import small_recipe
 from reward_keys import REWARD_EFFECTS
@@ -39,6 +40,7 @@ from toolkit.rewards import REWARDS
 from toolkit.tasks import TASKS
 
 WITH_GPU = {"model.fast_inference": True}
+EVERY_SECOND = {"eval.every": 2, "grpo.max_steps": 12}
 REPO = {"hub.repo": "me/other"}
 
 EFFECTS: dict[str, Effect] = {
@@ -123,6 +125,13 @@ EFFECTS: dict[str, Effect] = {
         evaluated(lambda record, _: "greedy" in record["models"]["base"]),
     ),
     "eval.batch_size": Effect(2, evaluated(lambda _, asked: asked[0]["batch_rows"])),
+    "eval.few_shot": Effect(
+        1, evaluated(lambda record, asked: [record.get("few_shot", {}).get("examples"), len(asked)]), [1, 4]
+    ),
+    "eval.every": Effect(3, evaluated_at, [0, 3, 6], {"grpo.max_steps": 6}),
+    "eval.every_rows": Effect(2, rows_asked, [2, 2], {"eval.every": 2}),
+    "eval.keep_best": Effect(True, kept_step, 4, EVERY_SECOND),
+    "eval.stop_after": Effect(2, last_step, 8, EVERY_SECOND),
     "export.merged": Effect(False, exported("merged")),
     "export.base": Effect("org/sixteen", merged_into, ("org/sixteen", False), COPY),
     "export.dequantize_base": Effect(True, merged_into, ("org/model-bnb-4bit", True), COPY),
@@ -136,6 +145,7 @@ EFFECTS: dict[str, Effect] = {
     "hub.private": Effect(False, made_private, given=REPO | {"hub.push_checkpoints": True}),
     "hub.push": Effect(True, pushes, given=REPO),
     "hub.push_checkpoints": Effect(True, checkpoints_up, given=REPO),
+    "report_to": Effect("trackio", grpo("report_to")),
     **TASK_EFFECTS,
     **REWARD_EFFECTS,
 }  # fmt: skip

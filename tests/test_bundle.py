@@ -63,6 +63,7 @@ def test_an_open_webui_model_stands_on_what_the_server_reports(export: ExportDir
     assert model["params"] == {
         "system": recipe_with().task.system_text, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
         "repeat_penalty": 1.0, "max_tokens": 48, "stop": ["<|endoftext|>", "<|im_end|>"],
+        "reasoning_tags": False,
     }  # fmt: skip
     assert model["meta"]["capabilities"]["builtin_tools"] is False
 

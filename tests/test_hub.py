@@ -26,7 +26,7 @@ Push = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with running_hub() as hub, logged_in_to(hub):
+    with running_hub() as hub, logged_in_to(hub.url):
         yield hub
 
 

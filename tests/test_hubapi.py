@@ -28,7 +28,7 @@ REPO = "org/model"
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with running_hub() as hub, logged_in_to(hub):
+    with running_hub() as hub, logged_in_to(hub.url):
         yield hub
 
 
@@ -76,6 +76,16 @@ def test_a_name_that_the_licence_forbids_is_noticed_before_training(hub: Hub) ->
         require_access(recipe("hub.push=true", "model.source=unsloth/tiny"))
     assert "org/Llama-model" in str(caught.value.hint)
     require_access(recipe("hub.push=true", "model.source=unsloth/tiny", "hub.repo=org/Llama-3.2-mine"))
+
+
+def test_training_begins_with_that_question(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolkit.train import train
+
+    monkeypatch.chdir(tmp_path)
+    hub.token["role"] = "read"
+    with pytest.raises(ToolkitError, match="may only read"):
+        train(load_recipe("smoke", [f"hub.repo={REPO}", "hub.push=true"]))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recipe_that_pushes_nowhere_is_refused_when_it_is_read() -> None:

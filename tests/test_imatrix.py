@@ -11,7 +11,7 @@ import pytest
 from tiny import exported, run_with
 from toolkit.errors import ExportError
 from toolkit.export.calibration import importance_of
-from toolkit.llamacpp import FILE_TYPES, GgufFile, Importance, collect, open_model, quantize, save
+from toolkit.llamacpp import FILE_TYPES, GgufFile, Importance, collect, imatrix, open_model, quantize, save
 from toolkit.llamacpp.imatrix import MIN_ROWS
 from toolkit.recipe import load_resolved
 
@@ -20,20 +20,20 @@ pytest.importorskip("peft")
 
 pytest_plugins = ("exports",)
 
-TEXTS = [list(range(900, 900 + length)) for length in (40, 25, 60)]
+TEXTS = [list(range(110, 110 + length)) for length in (40, 25, 60)]
 
 
 @pytest.fixture(scope="module")
-def importance(source_gguf: Path) -> Importance:
-    return collect(source_gguf, TEXTS, dataset="some numbers")
+def importance(small_gguf: Path) -> Importance:
+    return collect(small_gguf, TEXTS, dataset="some numbers")
 
 
-def test_it_is_the_mean_square_of_each_matrixs_inputs(importance: Importance, merged_tiny: Path) -> None:
+def test_it_is_the_mean_square_of_each_matrixs_inputs(importance: Importance, merged_small: Path) -> None:
     """As plain transformers computes them in fp32; llama.cpp rounds the inputs of its products to bf16."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(merged_tiny, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(merged_small, dtype=torch.float32)
     sums: dict[str, Any] = {}
 
     def watch(name: str) -> Any:
@@ -55,15 +55,15 @@ def test_it_is_the_mean_square_of_each_matrixs_inputs(importance: Importance, me
         numpy.testing.assert_allclose(importance.means()[name], (expected / n_tokens).numpy(), rtol=0.05, atol=1e-5)
 
 
-def test_every_matrix_of_every_layer_has_its_entry(importance: Importance, source_gguf: Path) -> None:
-    shapes = {name: shape for name, shape in GgufFile(source_gguf).tensor_shapes.items() if name.startswith("blk.")}
+def test_every_matrix_of_every_layer_has_its_entry(importance: Importance, small_gguf: Path) -> None:
+    shapes = {name: shape for name, shape in GgufFile(small_gguf).tensor_shapes.items() if name.startswith("blk.")}
     assert importance.sums.keys() == {name for name, shape in shapes.items() if len(shape) > 1}
     assert all(len(importance.sums[name]) == shapes[name][1] for name in importance.sums)
     assert (importance.n_texts, importance.n_tokens) == (3, 125)
 
 
-def test_it_is_the_same_every_time_on_any_number_of_threads(importance: Importance, source_gguf: Path) -> None:
-    again = collect(source_gguf, TEXTS, dataset="some numbers", threads=3)
+def test_it_is_the_same_every_time_on_any_number_of_threads(importance: Importance, small_gguf: Path) -> None:
+    again = collect(small_gguf, TEXTS, dataset="some numbers", threads=3)
     assert again.counts == importance.counts
     assert all(numpy.array_equal(again.sums[name], importance.sums[name]) for name in importance.sums)
 
@@ -81,26 +81,27 @@ def test_it_is_saved_as_llama_cpp_saves_it(importance: Importance, tmp_path: Pat
     assert stored[f"{name}.counts"].tolist() == [[125.0]]
 
 
-def test_all_types_that_need_it_can_be_written_with_it(
-    importance: Importance, source_gguf: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", ["q2_k_s", "iq3_xs", "iq2_xs"])
+def test_types_that_need_it_are_written_with_it_and_say_so(
+    importance: Importance, small_gguf: Path, tmp_path: Path, kind: str
 ) -> None:
-    for kind in (kind for kind, known in FILE_TYPES.items() if known.needs_imatrix):
-        quantize(source_gguf, tmp_path / f"{kind}.gguf", kind=kind, importance=importance)
-        file = GgufFile(tmp_path / f"{kind}.gguf")
-        assert file.field("quantize.imatrix.file") == "imatrix.gguf"
-        assert file.field("quantize.imatrix.dataset") == "some numbers"
-        assert file.field("quantize.imatrix.entries_count") == len(importance.sums)
-        assert file.field("quantize.imatrix.chunks_count") == 3
+    assert FILE_TYPES[kind].needs_imatrix
+    quantize(small_gguf, tmp_path / "out.gguf", kind=kind, importance=importance)
+    file = GgufFile(tmp_path / "out.gguf")
+    assert file.field("quantize.imatrix.file") == "imatrix.gguf"
+    assert file.field("quantize.imatrix.dataset") == "some numbers"
+    assert file.field("quantize.imatrix.entries_count") == len(importance.sums)
+    assert file.field("quantize.imatrix.chunks_count") == 3
 
 
 def test_quantising_with_it_errs_less_where_inputs_are_large(
-    importance: Importance, source_gguf: Path, tmp_path: Path
+    importance: Importance, small_gguf: Path, tmp_path: Path
 ) -> None:
     """Error of the products, weighed by the mean squares of their inputs: what the matrix is for."""
     for kind, given in (("plain", None), ("weighed", importance)):
-        quantize(source_gguf, tmp_path / f"{kind}.gguf", kind="q3_k_s", importance=given)
+        quantize(small_gguf, tmp_path / f"{kind}.gguf", kind="q3_k_s", importance=given)
     names = [name for name in importance.sums if "ffn_up" in name or "attn_q" in name]
-    exact = GgufFile(source_gguf).read(names)
+    exact = GgufFile(small_gguf).read(names)
     errors = {
         kind: sum(
             float(((got[name] - exact[name]) ** 2 * importance.means()[name]).sum()) for name in names
@@ -111,23 +112,32 @@ def test_quantising_with_it_errs_less_where_inputs_are_large(
     assert errors["weighed"] < 0.97 * errors["plain"]
 
 
-def test_it_comes_from_the_recipes_own_training_prompts(tiny_run: Path, source_gguf: Path) -> None:
+def test_it_comes_from_the_recipes_own_training_prompts(tiny_run: Path, tiny_gguf: Path) -> None:
     recipe = load_resolved(tiny_run / "recipe.json").recipe
-    found = importance_of(recipe, source_gguf)
+    found = importance_of(recipe, tiny_gguf)
     rows = recipe.task.rows("train")
-    assert (
-        0 < found.n_texts <= len(rows)
-        and found.dataset == f"{found.n_texts} training prompts of the task reasoning_gym"
-    )
-    with open_model(source_gguf, context=32) as model:
-        expected = [model.chat_ids(recipe.task.messages(row)) for row in rows[: found.n_texts]]
-    again = collect(source_gguf, expected, dataset=found.dataset)
+    assert found.n_texts == 6 and found.dataset == "6 training prompts of the task reasoning_gym"
+    with open_model(tiny_gguf, context=32) as model:
+        expected = [model.chat_ids(recipe.task.messages(row)) for row in rows[:6]]
+    again = collect(tiny_gguf, expected, dataset=found.dataset)
     assert all(numpy.array_equal(again.sums[name], found.sums[name]) for name in found.sums)
 
 
-def test_texts_that_are_too_short_are_said(source_gguf: Path) -> None:
+def test_a_matrix_that_no_text_goes_through_is_an_error(small_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As most experts of a mixture would be: their file would be quantised by halves."""
+    watch = imatrix._watch
+
+    def blind(tensor: Any, ask: bool, found: Importance) -> bool:
+        return tensor.src[0].contents.name != b"blk.1.attn_output.weight" and watch(tensor, ask, found)
+
+    monkeypatch.setattr(imatrix, "_watch", lambda tensor, ask, found: bool(tensor.src[0]) and blind(tensor, ask, found))
+    with pytest.raises(ExportError, match=r"1 matrices met no input, e\.g\. blk\.1\.attn_output\.weight"):
+        collect(small_gguf, TEXTS, dataset="some numbers")
+
+
+def test_texts_that_are_too_short_are_said(small_gguf: Path) -> None:
     with pytest.raises(ExportError, match=f"no text has {MIN_ROWS} tokens"):
-        collect(source_gguf, [[1, 2, 3]], dataset="short")
+        collect(small_gguf, [[1, 2, 3]], dataset="short")
 
 
 def test_an_export_with_it_says_what_it_was_computed_from(tiny_run: Path, tmp_path: Path) -> None:

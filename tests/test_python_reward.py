@@ -276,7 +276,7 @@ def test_a_factory_is_called_once(mine: Callable[..., Path]) -> None:
     ("function", "message"),
     [
         ("gone.py:score", "cannot be read: No such file"), ("mine.py:scroe", "there is no scroe.*did you mean score"),
-        ("mine.py:NUMBER", "is no function but a int"), ("broken.py:score", "SyntaxError.*broken.py:2"),
+        ("mine.py:NUMBER", "is no function but an int"), ("broken.py:score", "SyntaxError.*broken.py:2"),
         ("no_such_package.inside:score", "ModuleNotFoundError"), ("json:no_such_thing", "there is no no_such_thing"),
         ("leaves.py:score", "SystemExit"), ("mine.py:factory", "TypeError.*least"),
     ],

@@ -37,7 +37,7 @@ def installed_set() -> dict[str, str]:
     return pinned(f"{extra}.txt") | pinned("dev.txt")
 
 
-@pytest.mark.parametrize(("file", "extras"), [("cpu.txt", ["cpu"]), ("dev.txt", ["dev"])])
+@pytest.mark.parametrize(("file", "extras"), [("cpu.txt", ["cpu", "serve"]), ("dev.txt", ["dev"])])
 def test_the_pins_satisfy_pyproject(file: str, extras: list[str]) -> None:
     pins = pinned("cpu.txt") | pinned(file)
     wanted = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]

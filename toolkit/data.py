@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
-from toolkit.errors import DataError, EngineError, ToolkitError
+from toolkit.preflight import chat_template, prompt_text, prompt_tokens
 from toolkit.tasks.halves import Overlap, overlap, repeats
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def look(loaded: Loaded, *, rows: int) -> DataReport:
     """Read both halves, render the first `rows` training rows, measure all. DataError where the data cannot be read."""
     recipe, task = loaded.recipe, loaded.recipe.task
     train, heldout = task.rows("train"), task.rows("heldout")
-    template, missing = _template(recipe)
-    lengths = {half: _token_counts(recipe, template, of) for half, of in (("train", train), ("heldout", heldout))}
+    template, missing = chat_template(recipe)
+    halves = {"train": train, "heldout": heldout}
+    lengths = {half: prompt_tokens(recipe, template, of) if template else [] for half, of in halves.items()}
     left_out = None if template is None else _too_long(recipe, train, lengths["train"])
     return DataReport(
         recipe=loaded.name,
@@ -119,36 +120,9 @@ def look(loaded: Loaded, *, rows: int) -> DataReport:
     )
 
 
-def _template(recipe: Recipe) -> tuple[ChatTemplate | None, str | None]:
-    """The recipe's real template; or why there is none here, with which the rows can still be shown."""
-    from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(recipe.model)
-        if not tokenizer.chat_template:
-            raise EngineError(NO_CHAT_TEMPLATE, where=recipe.model.source)
-    except ToolkitError as error:
-        return None, str(error)
-    return ChatTemplate(tokenizer), None
-
-
-def _token_counts(recipe: Recipe, template: ChatTemplate | None, rows: Sequence[Row]) -> list[int]:
-    if template is None:
-        return []
-    return [len(ids) for ids in template.token_ids([_text(recipe, template, row) for row in rows])]
-
-
-def _text(recipe: Recipe, template: ChatTemplate, row: Row) -> str:
-    try:
-        return template.text(recipe.task.messages(row))
-    except EngineError as error:
-        hint = "many templates want user and assistant in turn"
-        raise DataError(error.message, where=row.id, hint=hint) from error
-
-
 def _shown(recipe: Recipe, template: ChatTemplate | None, row: Row) -> Shown:
     messages = recipe.task.messages(row)
-    text = _text(recipe, template, row) if template else None
+    text = prompt_text(recipe, template, row) if template else None
     tokens = len(template.token_ids([text])[0]) if template and text is not None else None
     gold = row.gold if recipe.task.graded else None
     return Shown(row.id, messages, text, tokens, gold, recipe.task.worked(row), list(row.columns))

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import console
-from toolkit.errors import ToolkitError
+from toolkit.errors import DataError, EngineError, ToolkitError
 
 if TYPE_CHECKING:
+    from toolkit.engine.tokenizer import ChatTemplate
     from toolkit.recipe import Loaded, Recipe
     from toolkit.rewards import RewardBase
     from toolkit.rewards.lint import LintReport
@@ -61,6 +62,7 @@ def check(loaded: Loaded) -> Report:
     findings = [
         Finding("recipe", "keys set", written),
         Finding("recipe", "keys left at their default", len(loaded.values) - written),
+        *_tracker(recipe),
     ]
     try:
         train, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
@@ -101,13 +103,64 @@ def _data(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Itera
         "ok" if enough else "failed",
         None if enough else f"one step needs {need} rows (grpo.prompts_per_step)",
     )
+    if enough:
+        yield from _lengths(recipe, train)
     yield from _heldout(recipe, heldout)
+    for notice in dict.fromkeys([*recipe.task.notices("train"), *recipe.task.notices("heldout")]):
+        yield Finding("data", "notice", notice)
     yield from _overlap(recipe, train, heldout)
     if recipe.warmup is not None:
         worked = sum(recipe.task.worked(row) is not None for row in train)
         status: Status = "failed" if not worked else "warning" if worked < recipe.warmup.rows else "ok"
         hint = f"the warm-up reads {recipe.warmup.rows}; without worked solutions set warmup: null"
         yield Finding("data", "rows with a worked solution", worked, status, None if status == "ok" else hint)
+
+
+def _lengths(recipe: Recipe, train: Sequence[Row]) -> Iterator[Finding]:
+    """Rows whose prompt is too long after the template, and whether those that stay fill a step."""
+    limit, need = recipe.grpo.max_prompt_length, recipe.grpo.prompts_per_step
+    template, missing = chat_template(recipe)
+    if template is None:
+        from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE
+
+        stops = NO_CHAT_TEMPLATE in (missing or "")
+        yield Finding("data", "tokens of the prompts", "not counted", "failed" if stops else "warning", missing)
+        return
+    try:
+        long = sum(count > limit for count in prompt_tokens(recipe, template, train))
+    except ToolkitError as error:
+        yield Finding("data", error.where or "rows", error.message, "failed", error.hint)
+        return
+    status: Status = "failed" if len(train) - long < need else "warning" if long else "ok"
+    hint = f"{len(train) - long} stay; one step needs {need} (grpo.prompts_per_step)" if long else None
+    yield Finding("data", f"rows left out: over {limit} tokens (grpo.max_prompt_length)", long, status, hint)
+
+
+def chat_template(recipe: Recipe) -> tuple[ChatTemplate | None, str | None]:
+    """The recipe's real template; or why there is none here, with which the rows can still be shown."""
+    from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(recipe.model)
+        if not tokenizer.chat_template:
+            raise EngineError(NO_CHAT_TEMPLATE, where=recipe.model.source)
+    except ToolkitError as error:
+        return None, str(error)
+    return ChatTemplate(tokenizer), None
+
+
+def prompt_tokens(recipe: Recipe, template: ChatTemplate, rows: Sequence[Row]) -> list[int]:
+    """Tokens of each row's prompt after the template. DataError names the row that the template refuses."""
+    return [len(ids) for ids in template.token_ids([prompt_text(recipe, template, row) for row in rows])]
+
+
+def prompt_text(recipe: Recipe, template: ChatTemplate, row: Row) -> str:
+    """A row's prompt as the model reads it."""
+    try:
+        return template.text(recipe.task.messages(row))
+    except EngineError as error:
+        hint = "many templates want user and assistant in turn"
+        raise DataError(error.message, where=row.id, hint=hint) from error
 
 
 def _heldout(recipe: Recipe, heldout: Sequence[Row]) -> Iterator[Finding]:
@@ -136,18 +189,33 @@ def _overlap(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> It
 
 
 def _ready(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Finding]:
-    """What a reward lacks on this machine or in these rows: a column, a file, a server that answers."""
+    """What a reward that the lint leaves out lacks on this machine: a server that answers, room for its question."""
     for reward in bound_rewards(recipe):
+        if not reward.asks_model:
+            continue
         try:
             reward.ready(rows)
         except ToolkitError as error:
             yield Finding("rewards", reward.name, error.message, "failed", error.hint)
 
 
+def _tracker(recipe: Recipe) -> Iterator[Finding]:
+    """Whether the tracker that the recipe names is installed."""
+    from toolkit.engine.trackers import require_tracker
+
+    if recipe.report_to != "none":
+        try:
+            require_tracker(recipe.report_to)
+            yield Finding("recipe", "report_to", recipe.report_to)
+        except ToolkitError as error:
+            yield Finding("recipe", "report_to", error.message, "failed", error.hint)
+
+
 def _rewards(report: LintReport, *, graded: bool) -> Iterator[Finding]:
     """What the reward lint says. The faults of a published function that was asked for are warnings."""
     yield Finding("rewards", "rows tried", report.rows)
-    yield Finding("rewards", "lowest and highest total", f"{report.lowest_total:g} to {report.highest_total:g}")
+    totals = f"{report.lowest_total:g} to {report.highest_total:g}" if report.tried else "not known before"
+    yield Finding("rewards", "lowest and highest total", totals)
     if graded:
         yield Finding("rewards", "share of the total that is for the right answer", f"{report.correctness_share:.0%}")
     for name in report.not_tried:
@@ -189,7 +257,7 @@ def require_sound_rewards(recipe: Recipe, rows: Sequence[Row]) -> None:
 def show_lint(report: LintReport) -> None:
     """What each reward pays for texts that are no answer, then the problems."""
     names = list(report.probes[0].pays) if report.probes else []
-    rows = [(probe.name, *(probe.pays[name] for name in names), round(probe.total, 3)) for probe in report.probes]
+    rows = [(probe.name, *map(_rounded, (*probe.pays.values(), probe.total))) for probe in report.probes]
     console.table("what is paid for texts that are no answer", ("text", *names, "total"), rows)
     console.say(f"{report.rows} rows tried; totals from {report.lowest_total:g} to {report.highest_total:g}")
     console.say(f"{report.correctness_share:.0%} of the highest total is for the right answer")
@@ -198,7 +266,12 @@ def show_lint(report: LintReport) -> None:
     for problem in report.problems:
         colour = "red" if problem.level == "error" else "yellow"
         console.say(f"[{colour}]{problem.level}[/]: {console.untrusted(problem.message)}")
-    console.say("[green]no errors[/]" if report.ok else f"[red]{len(report.errors)} errors[/]")
+    count = len(report.errors)
+    console.say("[green]no errors[/]" if report.ok else f"[red]{count} error{'s' * (count > 1)}[/]")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _plan(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:

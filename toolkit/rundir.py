@@ -5,6 +5,7 @@ A run is `runs/<recipe>-<time>/`, an export `exports/<run>/`. What the files mea
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -76,7 +77,56 @@ class RunDir:
     @property
     def evaluation(self) -> Path:
         """The record of `toolkit eval`."""
-        return self.path / "eval.json"
+        return self.evaluation_of(None)
+
+    def evaluation_of(self, name: str | None) -> Path:
+        """The record of an evaluation set; None: of the run's own held-out rows."""
+        return self.path / ("eval.json" if name is None else f"eval-{name}.json")
+
+    def answers_of(self, name: str | None) -> Path:
+        """Every completion of that evaluation."""
+        return self.path / ("eval_completions.parquet" if name is None else f"eval-{name}_completions.parquet")
+
+    def evaluating(self, name: str | None) -> Path:
+        """A folder with what an evaluation that has not ended has so far."""
+        return self.path / ".evaluating" / (name or "own")
+
+    @property
+    def best(self) -> Path:
+        """A folder with the adapters that were best on held-out rows so far, by step."""
+        return self.path / "best"
+
+    @property
+    def harnesses(self) -> Path:
+        """A folder with what EleutherAI's harness wrote, by task."""
+        return self.path / "harness"
+
+    @property
+    def checkpoint_folders(self) -> dict[int, Path]:
+        """The checkpoints that were written to their end (their state file is written last), by step."""
+        found = {int(path.name.rpartition("-")[2]): path for path in self.checkpoints.glob("checkpoint-*")}
+        return {step: path for step, path in sorted(found.items()) if (path / "trainer_state.json").is_file()}
+
+    def adapters(self, steps: Sequence[int] = ()) -> dict[str, Path]:
+        """The adapters that are there by the name of their model, in the order of training, and those of these steps."""
+        saved = self.checkpoint_folders
+        named = {"warmup": self.warmup_adapter, **{f"step{step}": saved[step] for step in steps}, "tuned": self.adapter}
+        return {name: folder for name, folder in named.items() if folder.is_dir()}
+
+    @property
+    def doctor(self) -> Path:
+        """The record of `toolkit doctor`."""
+        return self.path / "doctor.json"
+
+    @property
+    def report(self) -> Path:
+        """The page of `toolkit report`."""
+        return self.path / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        """An empty file that the process which trains the run has locked (`holding`)."""
+        return self.path / ".lock"
 
     @property
     def hub(self) -> Path:
@@ -86,7 +136,7 @@ class RunDir:
     @property
     def eval_completions(self) -> Path:
         """Every completion of the evaluation, one row each."""
-        return self.path / "eval_completions.parquet"
+        return self.answers_of(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +215,29 @@ def new_run(recipe_name: str, runs: Path = RUNS) -> RunDir:
             ) from error
         return RunDir(path)
     raise ToolkitError("too many runs in one second", where=str(runs))
+
+
+@contextmanager
+def holding(run: RunDir) -> Iterator[None]:
+    """Within the block this process alone works on the run. The system lets go when it ends, however it ends."""
+    with run.lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ToolkitError("another process works on this run", where=str(run.path), hint="toolkit runs") from error
+        yield
+
+
+def is_held(run: RunDir) -> bool:
+    """Whether a living process works on the run."""
+    try:
+        with run.lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def recipe_of(folder: Path) -> str:

@@ -14,7 +14,7 @@ _TABLE = str.maketrans(dict.fromkeys(_SPACES, " ") | dict.fromkeys(_MINUS, "-"))
 # GSM8K's calculator annotations, which are no part of the text.
 _ANNOTATION = re.compile(r"(?<![0-9])<<[^<>]*>>")
 
-_FRACTION = r"\\[dt]?frac\s?\{\s?([0-9]+)\s?\}\s?\{\s?([0-9]+)\s?\}(?!\s?[0-9])"
+_FRACTION = r"\\[dt]?frac\s?\{\s?(-?[0-9]+)\s?\}\s?\{\s?([0-9]+)\s?\}(?!\s?[0-9])"
 _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\{\s?,\s?\}"), ","),
     (re.compile(r"\{\\[,;: ]\}|\\[,;: ]|\\thinspace(?![a-zA-Z])"), " "),
@@ -23,9 +23,15 @@ _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\([()\[\]])"), r"\1"),
     (re.compile(r"\^\s?(?:\\circ(?![a-zA-Z])|\{\s?\\circ\s?\})"), "°"),
+    (re.compile(r"(\\[dt]?frac)\s?([0-9])\s?([0-9])(?![0-9])"), r"\1{\2}{\3}"),
     (re.compile(r"(?<=[0-9])" + _FRACTION), r" \1/\2"),
     (re.compile(r"(?<![0-9.,])" + _FRACTION), r"\1/\2"),
     (re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed)\s?\{([^{}]*)\}"), r"(\1)"),
+)
+# Square and cubic units: their exponent is no part of the number. After LaTeX a unit may stand in brackets.
+_AREA = re.compile(
+    r"(?<![^\W\d_])(km|m|dm|cm|mm|mi|yd|ft|in|inches|feet|yards|miles|met(?:er|re)s|units)(\)?)"
+    r"\s?(?:[²³]|\^\s?(?:[23]|\{\s?[23]\s?\}))(?![\w^])"
 )
 # Bold, italics, code. Beside a letter, a digit or another mark it is no emphasis but an operator.
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^*_`\n]*)(?<=\S)\1(?![\w*`])")
@@ -33,7 +39,7 @@ _NESTING = 3
 
 
 def clean(text: str) -> str:
-    """Unify spaces, minus signs, line ends; drop annotations, all up to `####`, LaTeX, emphasis."""
+    """Unify spaces, minus signs, line ends; drop annotations, all up to `####`, LaTeX, emphasis, exponents of units."""
     text = straighten(text)
     if "<<" in text:
         text = _ANNOTATION.sub("", text)
@@ -43,6 +49,8 @@ def clean(text: str) -> str:
         text = _without_latex(text)
     if "*" in text or "_" in text or "`" in text:
         text = _without_emphasis(text)
+    if "^" in text or "²" in text or "³" in text:
+        text = _AREA.sub(r"\1\2", text)
     return text.strip()
 
 

@@ -15,7 +15,7 @@ _CURRENCY = r"[$€£¥₹₩₽₺₫₴₦₱฿¢]"
 _CODES = r"USD|EUR|GBP|JPY|CNY|INR|CHF|CAD|AUD|Rs"
 # What may be glued to the front of a number, before or after its sign.
 _MONEY_BEFORE = re.compile(rf"(?:(?<![A-Za-z])(?:US|CA|AU)?{_CURRENCY}+|(?<![A-Za-z])(?:{_CODES})\.?)\s?$")
-_AFTER = re.compile(rf"\s?(?:%|°|º|{_CURRENCY})+")
+_AFTER = re.compile(rf"\)*\s?(?:%|°|º|{_CURRENCY})+")  # brackets: what bold or \boxed became
 _GLUED_UNIT = re.compile(
     rf"(?:{_CODES}|kg|mg|g|lbs?|oz|km|cm|mm|m|mi|ft|in|yds?|ml|mL|l|L|hrs?|h|mins?|s|secs?|ms|mph|kph|am|pm|AM|PM"
     r"|c|p|kW|kWh|GB|MB)(?![^\W_])"
@@ -44,7 +44,7 @@ _SCALES = _words("""
 # Part of a number only beside one: `twenty 5`, but not `the two of them have 72`.
 _CARDINALS = _words("""
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety pi π sqrt log ln
 """)
 # Words that make another statement of the number: a sign, an operation, a bound, a denial, an alternative.
 _TURNING = _words("""

@@ -65,6 +65,7 @@ def open_webui_model(gguf: str, speech: Speech, settings: Settings) -> dict[str,
         "meta": {
             "description": "With the system prompt, the sampling and the stop tokens of its training.",
             "capabilities": dict.fromkeys(NOT_IN_TRAINING, False),
+            "suggestion_prompts": [],  # else questions that the model was hardly trained for
         },
         "access_grants": [],
         "is_active": True,

@@ -53,7 +53,8 @@ class Settings:
     def open_webui(self, stops: Sequence[str]) -> dict[str, Any]:
         """`params` of a model in Open WebUI, which hands them on to an OpenAI-compatible server.
 
-        It decodes stop strings as Python's unicode_escape does, which would spoil other letters than ASCII's.
+        It decodes stop strings as Python's unicode_escape does, which would spoil other letters than ASCII's. Reasoning tags off:
+        it would take what stands in them out of the answers that it sends back with the next question.
         """
         return {
             **({"system": self.system} if self.system else {}),
@@ -64,6 +65,7 @@ class Settings:
             "repeat_penalty": self.repetition_penalty,
             "max_tokens": self.max_tokens,
             "stop": [stop.encode("unicode_escape").decode("ascii") for stop in stops],
+            "reasoning_tags": False,
         }
 
     def llama_cpp(self) -> list[str]:

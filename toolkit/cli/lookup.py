@@ -29,6 +29,17 @@ def resumable_run(given: str) -> Path:
     return _find("run", given, lambda *, recipe: newest_unfinished(recipe=recipe) or newest_run(recipe=recipe))
 
 
+def begun_run(given: str) -> Path:
+    """A run by path or id; else of a recipe the run that began last, trained to its end or not."""
+    return _find("run", given, _newest_begun)
+
+
+def _newest_begun(*, recipe: str | None) -> Path | None:
+    """A run's recipe is written first, and never again."""
+    found = [path for path in (newest_run(recipe=recipe), newest_unfinished(recipe=recipe)) if path]
+    return max(found, key=lambda path: RunDir(path).recipe.stat().st_mtime, default=None)
+
+
 def export_folder(given: str | None) -> Path:
     """An export by path or id, which may be its run's; else the newest, of a recipe or of all."""
     return _find("export", given, newest_export)

@@ -14,6 +14,7 @@ from toolkit.errors import ToolkitError, nearest
 if TYPE_CHECKING:
     from toolkit.recipe import Loaded
 
+RUN_HELP = "a run's folder or id, or a recipe for its newest run; default: the newest of all"
 EXPORT_HELP = "an export's folder or id, or a recipe for its newest export; default: the newest of all"
 _RECIPE_HELP = "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
 
@@ -41,6 +42,13 @@ class Verb:
     summary: str
     add_arguments: Callable[[Parser], object]
     run: Callable[[argparse.Namespace], int]
+
+
+def count(word: str) -> int:
+    """A word as a number from 1 on."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on is needed, not {word[:20]}")
+    return int(word)
 
 
 def recipe_words(parser: Parser, *more: str) -> None:

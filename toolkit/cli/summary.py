@@ -12,7 +12,7 @@ from typing import Any
 from toolkit import console
 from toolkit.rundir import ExportDir, RunDir, preferred_gguf, read_json
 
-MODELS = {"base": "base model", "warmup": "after warm-up", "tuned": "after GRPO"}
+MODELS = {"base": "base model", "few_shot": "base, few-shot", "warmup": "after warm-up", "tuned": "after GRPO"}
 """The models of eval.json, in the order of training."""
 
 
@@ -21,6 +21,8 @@ def show_summary(run: Path, export: Path) -> None:
     evaluation = read_json(RunDir(run).evaluation)
     _show_answers(evaluation)
     console.say(gain(evaluation))
+    if evaluation.get("gain"):
+        console.say(evaluation["gain"]["sentence"])
     _show_files(ExportDir(export))
     _show_next(ExportDir(export))
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit import console
 from toolkit.cli.deployment_verbs import OPEN_WEBUI, SERVE
+from toolkit.cli.doctor_verbs import DOCTOR
+from toolkit.cli.evaluation_verbs import ASK, EVAL
 from toolkit.cli.lookup import export_folder, resumable_run, run_folder
-from toolkit.cli.parsing import EXPORT_HELP, Parser, Verb, load, recipe_words, with_recipe
+from toolkit.cli.parsing import EXPORT_HELP, RUN_HELP, Parser, Verb, count, load, recipe_words, with_recipe
 from toolkit.cli.pipeline import run_stages
+from toolkit.cli.report_verbs import COMPARE, REPORT, RUNS
 from toolkit.errors import Stopped, ToolkitError, VerifyFailed, nearest
 from toolkit.rundir import RunDir
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 Arguments = argparse.Namespace
 STAGES = ("train", "eval", "export", "verify")
-_RUN_HELP = "a run's folder or id, or a recipe for its newest run; default: the newest of all"
 
 
 def _train_arguments(parser: Parser) -> None:
@@ -77,19 +79,8 @@ def _note(arguments: Arguments, folder: Path) -> None:
         Path(arguments.note_folder).write_text(str(folder), encoding="utf-8")
 
 
-def _eval_arguments(parser: Parser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help=_RUN_HELP)
-
-
-def _eval(arguments: Arguments) -> int:
-    from toolkit.evaluate import evaluate_run
-
-    evaluate_run(run_folder(arguments.run))
-    return 0
-
-
 def _export_arguments(parser: Parser) -> None:
-    _eval_arguments(parser)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--format", choices=("merged", "gguf", "all"), help="default: as the recipe says")
     parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
 
@@ -116,13 +107,7 @@ def _verify_arguments(parser: Parser) -> None:
 def _verify_options(parser: Parser) -> None:
     _verify_arguments(parser)
     what = "held-out problems to ask; default: 16 to 64, by the model's size"
-    parser.add_argument("--problems", type=_count, metavar="N", help=what)
-
-
-def _count(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1 on is needed, not {word[:20]}")
-    return int(word)
+    parser.add_argument("--problems", type=count, metavar="N", help=what)
 
 
 def _verify(arguments: Arguments) -> int:
@@ -163,18 +148,34 @@ def _push(arguments: Arguments) -> int:
 def _check_arguments(parser: Parser) -> None:
     recipe_words(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    forecast = "also load the base model, sample N prompts and make one step: what the run will be like"
+    parser.add_argument("--probe", type=count, metavar="N", help=forecast)
 
 
 def _check(arguments: Arguments) -> int:
     loaded = load(arguments.words)
     from toolkit.preflight import check, show
 
+    if arguments.probe:
+        from toolkit.probe import prepare
+
+        prepare()
     report = check(loaded)
-    if arguments.json:
-        console.raw_json(report.as_json(), indent=2)
-    else:
+    if not arguments.json:
         show(report)
+    found = _forecast(loaded, arguments.probe, shown=not arguments.json) if arguments.probe and report.passed else None
+    if arguments.json:
+        console.raw_json(report.as_json() | ({"forecast": found} if found else {}), indent=2)
     return 0 if report.passed else 1
+
+
+def _forecast(loaded: Loaded, prompts: int, *, shown: bool) -> dict[str, Any]:
+    from toolkit.probe import probe, show
+
+    found = probe(loaded, prompts)
+    if shown:
+        show(found)
+    return found.as_json()
 
 
 def _data_arguments(parser: Parser) -> None:
@@ -288,13 +289,18 @@ def _rewards_lint(arguments: Arguments) -> int:
 
 VERBS = {
     "train": Verb("train a recipe (default: the embedded one) into runs/", _train_arguments, _train),
-    "eval": Verb("measure a run on held-out rows, base against tuned", _eval_arguments, _eval),
+    "eval": EVAL,
+    "ask": ASK,
     "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
     "verify": Verb("show that an export answers as the trained model does", _verify_options, _verify),
     "chat": Verb("talk to an export in the terminal", _chat_arguments, _chat),
     "serve": SERVE,
     "open-webui": OPEN_WEBUI,
     "push": Verb("upload a verified export to the Hugging Face Hub", _push_arguments, _push),
+    "doctor": DOCTOR,
+    "report": REPORT,
+    "compare": COMPARE,
+    "runs": RUNS,
     "check": Verb("find out beforehand what would go wrong with a recipe", _check_arguments, _check),
     "data": Verb("show a recipe's rows as the model will read them, and their lengths", _data_arguments, _data),
     "recipes": Verb("list the recipes, or show one with the source of each value", _recipes_arguments, _recipes),

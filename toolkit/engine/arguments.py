@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.generate import Sampling
+from toolkit.engine.trackers import tracker_arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,7 @@ def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, 
         "save_total_limit": 2,
         "shuffle_dataset": True,
         "remove_unused_columns": False,
+        **tracker_arguments(recipe.report_to, folder.parent.name),
     }
 
 

@@ -15,8 +15,7 @@ It does not load models, grade text or know about trainers. What makes it faster
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,6 +56,14 @@ class Completion:
     truncated: bool = True
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The completions of one batch, and what goes on where it stopped: the state of the random generator after it."""
+
+    rows: list[Completion]
+    state: bytes
+
+
 def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -73,16 +80,40 @@ def generate(
 
     The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
     """
+    drawn = batches(
+        model, prompts, sampling, samples=samples, seed=seed, batch_rows=batch_rows, greedy_too=greedy_too
+    )
+    return in_order(drawn)
+
+
+def batches(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    batch_rows: int = 128,
+    greedy_too: bool = False,
+    done: Sequence[Drawn] = (),
+) -> Iterator[Drawn]:
+    """What `generate` draws, batch by batch. `done`: the first batches of an equal call, which are not drawn again."""
     import torch
 
     generator = torch.Generator(device=model.device).manual_seed(seed)
-    done: dict[int, list[Completion]] = defaultdict(list)
-    with torch.inference_mode(), _grouped_attention(model):
-        for batch in _batches(prompts, max(1, batch_rows // (samples + greedy_too))):
+    if done:
+        generator.set_state(torch.frombuffer(bytearray(done[-1].state), dtype=torch.uint8))
+    order = list(_batches(prompts, max(1, batch_rows // (samples + greedy_too))))
+    for batch in order[len(done) :]:
+        with torch.inference_mode(), _grouped_attention(model):
             decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator, greedy_too)
-            for row in decoder.run(batch):
-                done[row.prompt_index].append(row)
-    return [row for index in range(len(prompts)) for row in done[index]]
+            rows = decoder.run(batch)
+        yield Drawn(rows, generator.get_state().numpy().tobytes())
+
+
+def in_order(drawn: Iterable[Drawn]) -> list[Completion]:
+    """The completions of all batches in prompt order."""
+    return sorted((row for batch in drawn for row in batch.rows), key=lambda row: row.prompt_index)
 
 
 def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:

@@ -144,6 +144,17 @@ def tokens_per_pass(recipe: Recipe, machine: Machine) -> int:
     return min(MOST_TOKENS[machine.device], tokens)
 
 
+def peak_memory_gib(machine: Machine) -> float:
+    """The most memory that this process has held so far: of the GPU, where it computes there."""
+    if machine.device == "cuda":
+        import torch
+
+        return _gib(torch.cuda.max_memory_reserved())
+    import resource
+
+    return _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024))
+
+
 def return_memory() -> None:
     """Give freed memory back to the system. glibc keeps it in pieces: tensors of ever new sizes then cost gigabytes."""
     try:

@@ -15,6 +15,7 @@ from toolkit.engine.machine import return_memory
 from toolkit.engine.resample import resampling_trainer
 from toolkit.engine.rollout import ROW_COLUMN, Entry, RewardRecorder, rollouts
 from toolkit.engine.surroundings import surroundings
+from toolkit.engine.trackers import prepare_tracker
 from toolkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def build_grpo_trainer(
     import trl
     from datasets import Dataset
 
+    prepare_tracker(recipe.report_to, folder.parent)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # prints whole completions that nobody judged
     lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)

@@ -4,125 +4,121 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import console
-from toolkit.errors import DataError, ToolkitError
-from toolkit.evaluate.record import evaluation_record, show, write_answers
+from toolkit.errors import Stopped, ToolkitError
+from toolkit.evaluate.asking import GREEDY, Asked, ask_models
+from toolkit.evaluate.record import evaluation_record, hash_of, write_answers
+from toolkit.evaluate.sets import EvaluationSet, chosen, overlap_record
+from toolkit.evaluate.show import show
 from toolkit.evaluate.totals import with_totals
 from toolkit.rundir import RunDir, write_json
 
 if TYPE_CHECKING:
-    from toolkit.engine.generate import Completion
-    from toolkit.engine.load import Policy
+    from toolkit.evaluate.progress import Progress
     from toolkit.recipe import Recipe
-    from toolkit.rewards import RewardBase
-    from toolkit.tasks import Grade, Row
 
-GREEDY = -1
-"""The sample number of the answer that was not sampled."""
+Checkpoints = Literal["all"] | Sequence[int]
 
 
-def evaluate_run(path: Path) -> dict[str, Any]:
-    """Write `eval.json` and every answer of the run's models; return the record."""
+def evaluate_run(
+    path: Path,
+    *,
+    on: str | None = None,
+    first: int | None = None,
+    max_tokens: int | None = None,
+    few_shot: int | None = None,
+    samples: int | None = None,
+    checkpoints: Checkpoints = (),
+) -> dict[str, Any]:
+    """Write the record and every answer of the run's models; return the record.
+
+    `on`: a task or a recipe instead of the run's own held-out rows, in a record of its own; so does `first`, fewer rows.
+    `few_shot`, `samples` and `max_tokens` replace the recipe's values. `checkpoints`: steps, or all that are there, as models.
+    """
+    run, recipe = _trained(path)
+    changes = {"few_shot": few_shot, "samples": samples}
+    changed = recipe.eval.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    recipe = recipe.model_copy(update={"eval": changed})
+    evaluation = chosen(recipe, on=on, first=first, max_tokens=max_tokens)
+    overlap = overlap_record(recipe.task.rows("train"), evaluation.rows)
+    _say_overlap(overlap, len(evaluation.rows))
+    try:
+        record, answers, progress = _asked(run, evaluation, checkpoints)
+    except KeyboardInterrupt as stop:
+        raise Stopped("stopped; what was answered is kept", hint="the same command goes on where it stopped") from stop
+    record |= {"set": evaluation.name or "own", "overlap": overlap} | _selection(recipe, evaluation)
+    write_answers(run.answers_of(evaluation.name), answers)
+    write_json(run.evaluation_of(evaluation.name), record)
+    progress.end()
+    show(record)
+    return record
+
+
+def _trained(path: Path) -> tuple[RunDir, Recipe]:
     from toolkit.recipe import load_resolved
 
     run = RunDir(path)
     recipe = load_resolved(run.recipe).recipe
     if not run.adapter.is_dir():
         raise ToolkitError("the run has no trained adapter", where=str(path), hint=f"toolkit train --resume {path}")
-    rows = recipe.task.rows("heldout")[: recipe.eval.rows]
-    if len(rows) < recipe.eval.rows:
-        hint = f"toolkit eval after lowering eval.rows to {len(rows)}"
-        raise DataError(f"eval.rows asks for {recipe.eval.rows} rows, the task has {len(rows)} held out", hint=hint)
-    record, answers = _asked(run, recipe, rows)
-    write_answers(run.eval_completions, answers)
-    write_json(run.evaluation, record)
-    show(record)
-    return record
+    return run, recipe
 
 
-def _asked(run: RunDir, recipe: Recipe, rows: Sequence[Row]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _say_overlap(overlap: dict[str, Any], asked: int) -> None:
+    found = overlap["exact"] + overlap["folded"]
+    if found:
+        ids = console.untrusted(", ".join(overlap["row_ids"][:3]))
+        console.warn(f"{found} of {asked} rows stand among the training rows, too ({ids} …): they measure memory")
+    else:
+        console.note(f"none of the {asked} rows stands among the training rows")
+
+
+def _asked(
+    run: RunDir, evaluation: EvaluationSet, checkpoints: Checkpoints
+) -> tuple[dict[str, Any], list[dict[str, Any]], Progress]:
     """The record, and every answer of every model."""
     from toolkit.engine.load import load_policy
-    from toolkit.engine.surroundings import surroundings
 
-    policy = load_policy(recipe)
-    around = surroundings(recipe, policy)
-    rewards = [reward.within(around) for reward in recipe.rewards]
-    for reward in rewards:
-        reward.ready(rows)
-    prompts = [policy.prompt_ids(recipe.task.messages(row)) for row in rows]
-    answers = []
-    for name in _models(run, policy):
-        console.say(f"evaluating {name}: {len(rows)} rows, {recipe.eval.samples} samples each")
-        answers += _answers(policy, recipe, rewards, name, rows, _drawn(policy, recipe, name, prompts))
-    answers = with_totals(answers, {reward.name: reward.weight for reward in recipe.rewards})
-    return evaluation_record(recipe, answers, prompts), answers
+    adapters = run.adapters(_steps(run, checkpoints))
+    policy = load_policy(evaluation.recipe)
+    answers, models, progress = ask_models(evaluation, policy, adapters, run.evaluating(evaluation.name))
+    judged = [reward for reward in evaluation.recipe.rewards if f"reward/{reward.name}" in answers[0]]
+    answers = with_totals(answers, {reward.name: reward.weight for reward in judged})
+    recipe = evaluation.recipe.model_copy(update={"rewards": tuple(judged)})
+    record = evaluation_record(recipe, answers, models["base"].prompts) | _few_shot(recipe, models)
+    return record, answers, progress
 
 
-def _models(run: RunDir, policy: Policy) -> list[str]:
-    """Load the run's adapters; the names of the models that can then be asked, worst first."""
-    from toolkit.engine.load import load_adapter
-
-    names = ["base"]
-    for name, folder in (("warmup", run.warmup_adapter), ("tuned", run.adapter)):
-        if folder.is_dir():
-            load_adapter(policy, folder, name)
-            names.append(name)
-    return names
+def _steps(run: RunDir, checkpoints: Checkpoints) -> list[int]:
+    there = list(run.checkpoint_folders)
+    wanted = there if checkpoints == "all" else [int(step) for step in checkpoints]
+    missing = [step for step in wanted if step not in there]
+    if missing:
+        found = ", ".join(map(str, there)) or "none"
+        raise ToolkitError(f"there is no checkpoint of step {missing[0]}", where=str(run.path), hint=f"there are: {found}")
+    return wanted
 
 
-def _drawn(policy: Policy, recipe: Recipe, name: str, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    """One model's answers: the greedy one of a row first, then those sampled at the training temperature."""
-    from toolkit.engine.arguments import training_sampling
-    from toolkit.engine.generate import generate
-    from toolkit.engine.load import for_generation
-
-    with for_generation(policy, None if name == "base" else name) as model:
-        return generate(
-            model,
-            prompts,
-            training_sampling(recipe, policy.stop_token_ids),
-            samples=recipe.eval.samples,
-            seed=recipe.seed,
-            batch_rows=recipe.eval.batch_size,
-            greedy_too=recipe.eval.greedy,
-        )
+def _few_shot(recipe: Recipe, models: dict[str, Asked]) -> dict[str, Any]:
+    if "few_shot" not in models:
+        return {}
+    examples = {"examples": recipe.eval.few_shot, "prompts_sha256": hash_of(models["few_shot"].prompts)}
+    return {"few_shot": examples}
 
 
-def _answers(
-    policy: Policy,
-    recipe: Recipe,
-    rewards: Sequence[RewardBase],
-    name: str,
-    rows: Sequence[Row],
-    drawn: Sequence[Completion],
-) -> list[dict[str, Any]]:
-    """One model's answers, graded where the task has golds, with what each reward says of them."""
-    from toolkit.engine.rollout import judged
-
-    texts = [policy.text(completion.token_ids) for completion in drawn]
-    asked = [rows[completion.prompt_index] for completion in drawn]
-    ids = [completion.token_ids for completion in drawn]
-    paid = {f"reward/{reward.name}": judged(reward, texts, asked, ids) for reward in rewards}
-    first = GREEDY if recipe.eval.greedy else 0
-    return [
-        {
-            "model": name,
-            "row_id": row.id,
-            "question": row.question,
-            "gold": row.gold,
-            "sample": first + number % (recipe.eval.samples - first),
-            "completion": text,
-            **(_graded(recipe.task.grade(text, row)) if recipe.task.graded else {}),
-            "tokens": len(completion.token_ids),
-            "truncated": completion.truncated,
-            **{key: values[number] for key, values in paid.items()},
-        }
-        for number, (completion, row, text) in enumerate(zip(drawn, asked, texts, strict=True))
-    ]
+def _selection(recipe: Recipe, evaluation: EvaluationSet) -> dict[str, Any]:
+    """Whether rows asked here chose, during training, the checkpoint that is measured: then they flatter it."""
+    if evaluation.name not in (None, f"first-{len(evaluation.rows)}"):
+        return {}
+    if not (recipe.eval.keep_best or recipe.eval.stop_after):
+        return {}
+    chose = {row.id for row in recipe.task.rows("heldout")[-recipe.eval.every_rows :]}
+    both = sum(row.id in chose for row in evaluation.rows)
+    if both:
+        console.warn(f"{both} of these rows chose the checkpoint during training: on them it looks better than it is")
+    return {"selected_on": {"rows": len(chose), "asked_here": both}}
 
 
-def _graded(grade: Grade) -> dict[str, bool]:
-    return {"strict": grade.strict, "lenient": grade.lenient, "well_formed": grade.well_formed}
+__all__ = ["GREEDY", "evaluate_run"]

@@ -32,7 +32,7 @@ def require_access(recipe: Recipe) -> None:
     hub = recipe.hub
     repos = hub.repos if hub.push else (hub.checkpoint_repo,) if hub.push_checkpoints else ()
     if wanted := [repo for repo in repos if repo]:
-        without = "or train without: hub.push=false hub.push_checkpoints=false"
+        without = "train again, or without the push: hub.push=false hub.push_checkpoints=false"
         asking(lambda: _require(wanted, recipe), where=", ".join(wanted), retry=without)
 
 

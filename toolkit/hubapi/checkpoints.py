@@ -71,6 +71,11 @@ class CheckpointUploads:
             self._count(redacted(error) or type(error).__name__)
 
     def __enter__(self) -> Self:
+        if self._tally is not None:
+            # Already here: whoever switches bars off for a while, as training does, then leaves them off.
+            from huggingface_hub.utils import disable_progress_bars
+
+            disable_progress_bars()
         return self
 
     def __exit__(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ExportError
+from toolkit.llamacpp.header import GgufFile
 from toolkit.llamacpp.library import last_log_lines, library
 from toolkit.rundir import replacing
 
@@ -59,6 +60,7 @@ def collect(path: Path, texts: Sequence[Sequence[int]], *, dataset: str, threads
     mixture of experts) would be quantised by halves.
     """
     found, faults = Importance(dataset), []
+    matrices = {name for name, shape in GgufFile(path).tensor_shapes.items() if _is_layers(name) and len(shape) > 1}
 
     def watch(pointer: int, ask: bool, _: Any) -> bool:
         try:
@@ -76,7 +78,15 @@ def collect(path: Path, texts: Sequence[Sequence[int]], *, dataset: str, threads
             found.n_tokens += len(text)
     if not found.sums:
         raise ExportError(f"no text has {MIN_ROWS} tokens: no importance matrix can be computed", where=str(path))
+    if unseen := sorted(matrices - found.sums.keys()):
+        what = f"no importance matrix can be computed: {len(unseen)} matrices met no input, e.g. {unseen[0]}"
+        raise ExportError(what, where=str(path), hint="export.imatrix=false")
     return found
+
+
+def _is_layers(name: str) -> bool:
+    """Embedding and output head are left out, as llama.cpp's tool leaves them out."""
+    return name.startswith("blk.") and name.endswith(".weight")
 
 
 def save(importance: Importance, path: Path) -> None:
@@ -149,7 +159,7 @@ def _watch(tensor: _Tensor, ask: bool, found: Importance) -> bool:
         if libggml.ggml_op_name(tensor.op) != b"MUL_MAT":
             return False
         inputs = tensor.src[1].contents
-        return inputs.ne[1] >= MIN_ROWS and inputs.type == _F32 and _weight_name(tensor).startswith("blk.")
+        return inputs.ne[1] >= MIN_ROWS and inputs.type == _F32 and _is_layers(_weight_name(tensor))
     inputs = tensor.src[1].contents
     columns, rows = inputs.ne[0], inputs.ne[1] * inputs.ne[2] * inputs.ne[3]
     if inputs.nb[0] != 4 or inputs.nb[1] != 4 * columns:

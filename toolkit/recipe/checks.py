@@ -105,6 +105,14 @@ def _pushes_somewhere(get: Get) -> Problem | None:
     return Problem((*wanted, "hub.repo"), "there is no repository to push to", "repo: user/name")
 
 
+def _chooses_by_evaluations(get: Get) -> Problem | None:
+    wanted = [key for key in ("eval.keep_best", "eval.stop_after") if get(key)]
+    if not wanted or get("eval.every") is not None:
+        return None
+    message = "there is nothing to choose by: no held-out rows are asked during training"
+    return Problem((*wanted, "eval.every"), message, "every: 20, or a fifth of grpo.max_steps")
+
+
 # Each rule with all keys it reads.
 RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
     (_fits_sequence, ("grpo.max_prompt_length", "grpo.max_completion_length", "model.max_seq_length")),
@@ -114,6 +122,7 @@ RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
     (_resample_scale, ("grpo.resample_rounds", "grpo.scale_rewards")),
     (_exports_something, ("export.merged", "export.gguf")),
     (_imatrix_where_needed, ("export.gguf", "export.imatrix")),
+    (_chooses_by_evaluations, ("eval.keep_best", "eval.stop_after", "eval.every")),
     (_pushes_somewhere, ("hub.push", "hub.push_checkpoints", "hub.repo", "hub.adapter_repo", "hub.gguf_repo")),
 )
 

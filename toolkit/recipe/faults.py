@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from toolkit.errors import Fault, KeyFault, nearest
 from toolkit.recipe.checks import Problem, way_out
 from toolkit.recipe.layers import describe
 from toolkit.recipe.tree import Node, shorten
+from toolkit.tasks.hub import NO_STREAMING
 
 Loc = Sequence[int | str]
 _EXPECTED = {
@@ -54,6 +56,8 @@ class FaultFinder:
         inside = cause.at if isinstance(cause, KeyFault) else ()
         nodes, keys = self._walk([*error["loc"], *inside])
         kind, node, key = error["type"], nodes[-1], dotted(keys)
+        if kind == "extra_forbidden" and key == "task.streaming":
+            return node.key_place.fault(key, *NO_STREAMING)
         if kind == "extra_forbidden":
             return node.key_place.fault(key, f"unknown key {shorten(str(keys[-1]))}", self._near_key(error["loc"]))
         if kind == "missing":
@@ -107,6 +111,8 @@ class FaultFinder:
         return nodes, keys
 
     def _missing(self, node: Node, key: str, missing: str, tags: list[str] | None) -> Fault:
+        if isinstance(node.value, list):
+            return node.key_place.fault(key, f"has {len(node.value)} items, and more are needed")
         written = list(node.value) if isinstance(node.value, dict) else []
         known = self._fields_at(_parts_of(key))
         near = nearest(missing, [name for name in written if name not in known])
@@ -194,6 +200,8 @@ def _words(error: ErrorDetails) -> tuple[str, str | None]:
     if kind == "value_error":
         cause = ctx.get("error", error["msg"])
         return str(cause), cause.hint if isinstance(cause, KeyFault) else None
+    if kind == "too_long":
+        return f"takes at most {ctx['max_length']} items, got {ctx['actual_length']}", None
     if kind == "string_too_short":
         return "must not be empty", None
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {got}", None
@@ -209,10 +217,9 @@ def _way_out(kind: str, given: Any) -> str | None:
         return "leave the key out to keep the default"
     if isinstance(given, str) and kind.startswith(("int", "float")):
         try:
-            float(given)
+            return f"write {given} without quotes" if math.isfinite(float(given)) else "a finite number"
         except ValueError:
             return None
-        return f"write {given} without quotes"
     if kind == "bool_type" and isinstance(given, str):
         return {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(given.lower())
     if kind == "model_attributes_type" and isinstance(given, str):

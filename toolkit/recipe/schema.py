@@ -228,6 +228,17 @@ class Eval(Section):
     """Also answer once without sampling."""
     batch_size: int = Field(default=32, ge=1)
     """Completions generated together. Speed and memory only."""
+    few_shot: int = Field(default=0, ge=0, le=64)
+    """Also ask the base model with this many worked examples of the training half before each question, so that it knows the
+    format: what is left of the gain against it is answers. 0 = off (it costs one model more)."""
+    every: int | None = Field(default=None, ge=1)
+    """During GRPO, steps between greedy answers to a few held-out rows, and once before the first; null = off."""
+    every_rows: int = Field(default=32, ge=1)
+    """Held-out rows asked during training: the last ones, so that those the evaluation asks are others where there are enough."""
+    keep_best: bool = False
+    """Keep the adapter of the step that was best on those rows instead of the last one's."""
+    stop_after: int | None = Field(default=None, ge=1)
+    """Stop when so many evaluations in a row were below the best one while the reward rose (docs/evaluation.md); null = never."""
 
 
 class Export(Section):
@@ -304,6 +315,8 @@ class Recipe(Section):
     """The files that leave."""
     hub: Hub = Hub()
     """Where the files go on the Hugging Face Hub."""
+    report_to: Literal["none", "trackio", "tensorboard", "wandb"] = "none"
+    """Tracker that GRPO's metrics go to as well, by the trainer's own support; none sends nothing anywhere (docs/metrics.md)."""
 
     @model_validator(mode="after")
     def _agree(self) -> Recipe:

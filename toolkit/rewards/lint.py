@@ -64,6 +64,11 @@ class LintReport(_Part):
     problems: list[Problem]
 
     @property
+    def tried(self) -> bool:
+        """Whether any reward was: not where each asks a model."""
+        return any(probe.pays for probe in self.probes)
+
+    @property
     def errors(self) -> list[Problem]:
         return [problem for problem in self.problems if problem.level == "error"]
 
@@ -87,7 +92,7 @@ def lint(rewards: Sequence[RewardBase], rows: Sequence[Row], task: TaskBase) -> 
     trial = Trial(rewards, rows, task)
     failures = trial.gold_failures()
     totals = trial.totals()
-    share = _correctness_share(trial.rewards, max(totals, default=0.0))
+    share = _correctness_share(trial, max(totals, default=0.0))
     probes = _probe_results(trial)
     pairs = _exclusive_pairs(trial)
     problems = [
@@ -135,9 +140,20 @@ def _earned(reward: RewardBase, trial: Trial) -> set[int]:
     return {place for place, value in enumerate(values) if value is not None and in_full(reward, value)}
 
 
-def _correctness_share(rewards: Sequence[RewardBase], highest: float) -> float:
-    paid = sum(reward.weight * (reward.bounds[1] or 0.0) for reward in rewards if reward.reads_gold)
+def _correctness_share(trial: Trial, highest: float) -> float:
+    paid = sum(reward.weight * _highest(reward, trial) for reward in trial.rewards if _judges_answers(reward, trial))
     return paid / highest if highest > 0 else 0.0
+
+
+def _judges_answers(reward: RewardBase, trial: Trial) -> bool:
+    """Whether it pays for the right answer: it says so, or, of a user's function, it was seen."""
+    return reward.reads_gold or (reward.bounds[1] is None and trial.prefers_the_answer(reward))
+
+
+def _highest(reward: RewardBase, trial: Trial) -> float:
+    """The most that it can pay; where it does not know, the most that it paid."""
+    known = reward.bounds[1]
+    return (most(trial.values(reward)) or 0.0) if known is None else known
 
 
 def _problem(level: str, message: str, reward: RewardBase | None = None) -> Problem:
@@ -165,7 +181,11 @@ def _reward_problems(rewards: Sequence[RewardBase], task: TaskBase) -> list[Prob
 
 def _broken_problems(trial: Trial) -> list[Problem]:
     by_name = {reward.name: reward for reward in trial.rewards}
-    return [_problem("error", message, by_name[name]) for name, message in trial.broken.items()]
+    silent = [reward for reward in trial.rewards if trial.abstains(reward) and reward.name not in trial.broken]
+    return [
+        *(_problem("error", message, by_name[name]) for name, message in trial.broken.items()),
+        *(_problem("warning", f"{one.name} abstained on every tried text", one) for one in silent if trial.rows),
+    ]
 
 
 def _row_problems(rows: Sequence[Row], trial: Trial) -> list[Problem]:
@@ -237,7 +257,7 @@ def _pays_no_form(reward: RewardBase, trial: Trial) -> bool:
 def _share_problems(trial: Trial, share: float) -> list[Problem]:
     if trial.not_tried:
         return []
-    if not any(reward.reads_gold for reward in trial.rewards):
+    if not any(_judges_answers(reward, trial) for reward in trial.rewards):
         return [_problem("warning", "no reward reads the gold: a wrong answer earns as much as a right one")]
     if share < 0.5 - _ENOUGH:
         return [_problem("warning", f"form outweighs the answer: only {share:.0%} of the highest total is for it")]

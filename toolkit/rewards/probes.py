@@ -9,6 +9,8 @@ from toolkit.answers import canonical, read_number
 from toolkit.prompts import format_completion
 from toolkit.tasks.base import Row, TaskBase
 
+SAME_FORM, WRONG = "several lines", "wrong answer in the right form"
+"""A form of the right answer, and the probe that differs from it by the answer alone."""
 _REASONING = "First I write down what is given.\nThen I work it out step by step."
 
 
@@ -32,7 +34,7 @@ def variants(row: Row, task: TaskBase) -> dict[str, str]:
     return {
         "as asked": perfect(row, task),
         "newline at the end": perfect(row, task) + "\n",
-        "several lines": format_completion(_REASONING, _gold(row)),
+        SAME_FORM: format_completion(_REASONING, _gold(row)),
         "one line of reasoning": one_line,
         "one line of reasoning, newline at the end": one_line + "\n",
         "without line breaks": one_line.replace("\n", ""),
@@ -98,5 +100,5 @@ PROBES: tuple[Probe, ...] = (
     Probe("answer cut off", _cut_off),
     Probe("endless chatter without tags", _chatter),
     Probe("prompt copied back", _prompt),
-    Probe("wrong answer in the right form", lambda row, task: format_completion(_REASONING, _other(row)), True),
+    Probe(WRONG, lambda row, task: format_completion(_REASONING, _other(row)), True),
 )

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.answers import gold_text, number
-from toolkit.errors import DataError
+from toolkit.errors import DataError, nearest
 from toolkit.rewards.base import RewardBase
 from toolkit.rewards.correctness import Correctness
 from toolkit.rewards.integer import Integer
+from toolkit.rewards.python import Python
 from toolkit.tasks.base import Row, TaskBase
+from toolkit.tasks.cells import RowFault
+from toolkit.tasks.chats import conversation, is_conversation
 from toolkit.tasks.files import read_jsonl
 from toolkit.tasks.gsm8k import split_answer
 
@@ -44,11 +47,14 @@ def total(rewards: Sequence[RewardBase], values: Mapping[str, float | None]) -> 
 def score_file(rewards: Sequence[RewardBase], path: str | Path, *, task: TaskBase) -> Iterator[dict[str, Any]]:
     """`{"rewards": {name: value}, "total": value}` for each line of a JSONL file of completions with golds.
 
-    A line holds `completion` (text, or a list of chat messages), `gold` (or GSM8K's `answer`) where a reward reads it, and
-    whatever columns rewards ask for. A gold that cannot be read never pays; it is logged with its line number.
+    A line holds `completion` (text, or a list of chat messages), `gold` (or the task's own column, or GSM8K's `answer`) where a
+    reward reads it, and whatever columns rewards ask for. A gold that cannot be read never pays; it is logged with its
+    line number.
     """
-    for batch in _batches(_completions(Path(path), task)):
+    for number, batch in enumerate(_batches(_completions(Path(path), task))):
         texts, rows = [text for text, _ in batch], [row for _, row in batch]
+        if not number:
+            _require_columns(rewards, rows)
         _warn_of_golds(rewards, rows)
         paid = {reward.name: reward.score_batch(texts, rows) for reward in rewards}
         for place in range(len(batch)):
@@ -56,10 +62,25 @@ def score_file(rewards: Sequence[RewardBase], path: str | Path, *, task: TaskBas
             yield {"rewards": values, "total": total(rewards, values)}
 
 
+def _require_columns(rewards: Sequence[RewardBase], rows: Sequence[Row]) -> None:
+    """A user's function is compared with what the first rows hold before it is called."""
+    for reward in rewards:
+        if isinstance(reward, Python):
+            reward.ready(rows)
+
+
 def _completions(path: Path, task: TaskBase) -> Iterator[tuple[str, Row]]:
+    where = None
     for line, record in read_jsonl(path):
         where = f"{path}:{line}"
-        yield completion_text(record.get("completion"), where), _row(record, where, task)
+        if "completion" not in record:
+            near = nearest("completion", record)
+            hint = f"is {near} meant to be completion?" if near else None
+            found = ", ".join(record) or "none"
+            raise DataError(f"there is no completion; keys found: {found}", where=where, hint=hint)
+        yield completion_text(record["completion"], where), _row(record, where, task)
+    if where is None:
+        raise DataError("there are no completions", where=str(path))
 
 
 def _batches(completions: Iterable[tuple[str, Row]]) -> Iterator[list[tuple[str, Row]]]:
@@ -84,7 +105,8 @@ def _warn_of_golds(rewards: Sequence[RewardBase], rows: Sequence[Row]) -> None:
         return
     for row in rows:
         if row.judge is None and number(row.gold) is None:
-            _log.warning("%s: the gold %r cannot be read as a number, so it never pays", row.id, row.gold[:60])
+            gold = f"the gold {row.gold[:60]!r} cannot be read as a number" if row.gold else "no gold can be read"
+            _log.warning("%s: %s, so it never pays", row.id, gold)
 
 
 def completion_text(completion: object, where: str = "completion") -> str:
@@ -113,11 +135,23 @@ def _content(content: object, where: str) -> str:
 
 
 def _row(record: Mapping[str, Any], where: str, task: TaskBase) -> Row:
-    gold = gold_text(record["gold"]) if "gold" in record else _gold_of_answer(record.get("answer"))
-    question = record.get("question", record.get("prompt"))
-    text = question if isinstance(question, str) else ""
+    gold = _gold(record, task.column_names.get("gold", "gold"))
+    cell = record.get(task.column_names.get("prompt", "question"), record.get("question", record.get("prompt")))
+    try:
+        talk = conversation(cell) if is_conversation(cell) else None
+    except RowFault as fault:
+        raise DataError(f"the prompt cannot be read: {fault}", where=where) from fault
+    question = talk.question if talk else cell if isinstance(cell, str) else ""
+    chat = talk.messages if talk and len(talk.messages) > 1 else ()
     columns = {name: value for name, value in record.items() if name not in ("completion", "gold")}
-    return Row(where, text, gold, judge=task.judge_of(gold), columns=columns)
+    return Row(where, question, gold, judge=task.judge_of(gold), chat=chat, columns=columns)
+
+
+def _gold(record: Mapping[str, Any], column: str) -> str:
+    for name in ("gold", column):
+        if name in record and name != "completion":
+            return gold_text(record[name])
+    return _gold_of_answer(record.get("answer"))
 
 
 def _gold_of_answer(answer: object) -> str:

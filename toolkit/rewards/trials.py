@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from toolkit.errors import ToolkitError
 from toolkit.rewards.base import RewardBase
-from toolkit.rewards.probes import GOLDLESS_PROBES, PROBES, Probe, plain_texts, variants
+from toolkit.rewards.probes import GOLDLESS_PROBES, PROBES, SAME_FORM, WRONG, Probe, plain_texts, variants
 from toolkit.rewards.scoring import Scores, total
 from toolkit.tasks.base import Row, TaskBase
 
@@ -21,13 +21,24 @@ class Trial:
         self.rewards = [reward for reward in rewards if not reward.asks_model]
         self.not_tried = [reward.name for reward in rewards if reward.asks_model]
         self.task = task
-        self.broken: dict[str, str] = {}
-        """Per reward what its first failure said; it is asked nothing more."""
         self.rows = [row for row in rows if row.gold.strip()] if task.graded else list(rows)
+        self.broken = {} if not self.rows else self._not_ready()
+        """Per reward what its first failure said; it is asked nothing more."""
         sample = self.rows[:SAMPLE]
         form_of = variants if task.graded else plain_texts
         self.forms = [(name, self.score(text, row)) for row in sample for name, text in form_of(row, task).items()]
         self.probes = [(probe, self._probed(probe, sample)) for probe in (PROBES if task.graded else GOLDLESS_PROBES)]
+
+    def _not_ready(self) -> dict[str, str]:
+        """What each reward that could not work on these rows says, before it is asked anything."""
+        said: dict[str, str] = {}
+        for reward in self.rewards:
+            try:
+                if self.task.graded or not reward.reads_gold:
+                    reward.ready(self.rows)
+            except ToolkitError as error:
+                said[reward.name] = str(error)
+        return said
 
     def score(self, text: str, row: Row) -> Scores:
         """What each reward pays; None from one that abstains or is broken."""
@@ -58,12 +69,24 @@ class Trial:
         form, failures = self.best_form(), dict[str, list[str]]()
         if form is None or not self.task.graded:
             return failures
+        asked = [reward for reward in self.rewards if reward.reads_gold or not self.abstains(reward)]
         for row in self.rows:
-            scores = self.score(variants(row, self.task)[form], row)
-            for reward in self.rewards:
-                if not in_full(reward, scores.values[reward.name]):
+            text = variants(row, self.task)[form]
+            for reward in asked:
+                if not in_full(reward, self._value(reward, text, row)):
                     failures.setdefault(reward.name, []).append(row.id)
         return failures
+
+    def abstains(self, reward: RewardBase) -> bool:
+        """Whether it judged none of the tried texts: a pattern that takes too long, a function that only gives None."""
+        return not set(self.values(reward)) - {None}
+
+    def prefers_the_answer(self, reward: RewardBase) -> bool:
+        """Whether it mostly pays the right answer more than a wrong one in the very same form."""
+        right = [scores.values[reward.name] for name, scores in self.forms if name == SAME_FORM]
+        wrong = [scores.values[reward.name] for probe, tried in self.probes if probe.name == WRONG for scores in tried]
+        more = [a > b for a, b in zip(right, wrong, strict=False) if a is not None and b is not None]
+        return 2 * sum(more) > len(more)
 
     def totals(self) -> list[float]:
         """The total of every text that was tried."""

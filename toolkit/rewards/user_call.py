@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from toolkit.rewards.user_function import what_was_raised
+from toolkit.rewards.user_function import a_kind, prints_aside, what_was_raised
 from toolkit.rewards.waiting import wait_for
 
 
@@ -24,8 +24,9 @@ class Fault:
 
 def outcomes(call: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What the function returns for each set of arguments, or its Fault. Coroutines run at the same time."""
-    results = [_called(call, each) for each in arguments]
-    return wait_for(_awaited(results)) if any(map(inspect.isawaitable, results)) else results
+    with prints_aside():
+        results = [_called(call, each) for each in arguments]
+        return wait_for(_awaited(results)) if any(map(inspect.isawaitable, results)) else results
 
 
 def as_rewards(outcome: Any, count: int) -> list[float | Fault | None] | Fault:
@@ -37,7 +38,7 @@ def as_rewards(outcome: Any, count: int) -> list[float | Fault | None] | Fault:
             raise TypeError
         values = [outcome[place] for place in range(len(outcome))]
     except Exception:
-        return Fault(f"gave {_kind(outcome)} instead of a list of numbers")
+        return Fault(f"gave {a_kind(outcome)} instead of a list of numbers")
     if len(values) != count:
         return Fault(f"gave {len(values)} values for {count} completions")
     return [as_reward(value) for value in values]
@@ -50,10 +51,10 @@ def as_reward(value: Any) -> float | Fault | None:
     try:
         plain = value.item() if hasattr(value, "item") else value
         if isinstance(plain, bool) or not isinstance(plain, Real):
-            return Fault(f"gave {_kind(plain)} instead of a number")
+            return Fault(f"gave {a_kind(plain)} instead of a number")
         number = float(plain)
     except Exception as error:  # several elements; a number that no float holds
-        return Fault(f"gave {_kind(value)} that is no number", error)
+        return Fault(f"gave {a_kind(value)} that is no number", error)
     return number if math.isfinite(number) else Fault(f"gave {number}")
 
 
@@ -77,6 +78,3 @@ async def _awaited(results: Sequence[Any]) -> list[Any]:
 def _raised(error: BaseException) -> Fault:
     return Fault(f"raised {what_was_raised(error)}", error)
 
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import reduce
 from importlib.machinery import SourceFileLoader
@@ -143,19 +143,29 @@ def _make_importable(folder: Path) -> None:
 @contextmanager
 def _users_faults(spelled: str) -> Iterator[None]:
     try:
-        yield
+        with prints_aside():
+            yield
     except (Exception, SystemExit) as error:
         raise ToolkitError(f"cannot be loaded: {what_was_raised(error)}", where=spelled) from error
 
 
+def prints_aside() -> AbstractContextManager[Any]:
+    """What a user's code prints goes to standard error: standard output holds results that programs read."""
+    return redirect_stdout(sys.stderr)
+
+
 def what_was_raised(error: BaseException) -> str:
     """Kind, text and place of an exception in somebody else's code, on one line of limited length."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != _HERE]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     place = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, SyntaxError):
         place = f", at {Path(error.filename or '').name}:{error.lineno}"
     text = repr(error.msg if isinstance(error, SyntaxError) else str(error))[1:-1]
     return f"{type(error).__name__}: {text[:200]}{place}"
+
+
+def _is_users(file: str) -> bool:
+    return Path(file).parent != _HERE and not file.startswith("<frozen ")
 
 
 def _member(module: ModuleType, name: str, spelled: str) -> Any:
@@ -175,9 +185,15 @@ def _made(factory: Any, spelled: str, arguments: Mapping[str, Any]) -> Any:
     return _MADE[key][1]
 
 
+def a_kind(value: object) -> str:
+    """A value's type in words: `an int`, `nothing`."""
+    name = type(value).__name__
+    return "nothing" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
 def _parameters(target: Any, spelled: str) -> Mapping[str, inspect.Parameter]:
     if not callable(target):
-        raise ToolkitError(f"is no function but a {type(target).__name__}", where=spelled)
+        raise ToolkitError(f"is no function but {a_kind(target)}", where=spelled)
     try:
         return inspect.signature(target).parameters
     except (TypeError, ValueError) as error:

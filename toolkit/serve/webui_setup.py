@@ -57,12 +57,10 @@ def _wanted() -> dict[str, str]:
 
 def _steps(folder: Path, python: Path) -> Iterator[tuple[str, Sequence[str]]]:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
+    torch = [line for line in PINS.read_text().splitlines() if line.startswith("torch==")]
     yield "an empty environment", [_python(), "-m", "venv", str(folder)]
-    # First and from where the toolkit's own came from: what it is installed with otherwise would choose a CUDA build.
-    yield (
-        "torch",
-        [*pip, *_torch_source(), *[line for line in PINS.read_text().splitlines() if line.startswith("torch==")]],
-    )
+    # First, and from where the toolkit's own came: what needs it would bring the build for CUDA. Its own needs come afterwards.
+    yield "torch", [*pip, "--no-deps", *_torch_source(), *torch]
     yield "Open WebUI and what it needs", [*pip, "--requirement", str(PINS)]
     yield "a trial of what was installed", [str(python), "-c", "import open_webui, torch, uvicorn"]
 

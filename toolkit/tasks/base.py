@@ -98,6 +98,11 @@ class TaskBase(BaseModel):
         """Whether its rows have golds. Without them an evaluation compares rewards."""
         return True
 
+    @property
+    def column_names(self) -> Mapping[str, str]:
+        """What the data call a row's `prompt` and `gold`, where the recipe says so."""
+        return {}
+
     def rows(self, split: Split) -> list[Row]:
         """All rows of a split, in a fixed order. A row that cannot be graded is an error with its place."""
         raise NotImplementedError

@@ -32,25 +32,25 @@ def stored(value: Any) -> Any:
     return str(value) if isinstance(value, _DATES) else value
 
 
-def text_of(value: object) -> str:
-    """A cell as text; empty where it is missing. RowFault where it holds no single value, or half a character."""
+def text_of(value: object, what: str = "it") -> str:
+    """A cell (`what`) as text; empty where it is missing. RowFault where it holds no single value, or half a character."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value)
     text = value if isinstance(value, str) else gold_text(value)
     if not text and not isinstance(value, str):
-        raise RowFault(f"it holds a {_kind(value)}, not a text")
+        raise RowFault(f"{what} holds a {_kind(value)}, not a text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RowFault("it holds half of a surrogate pair, which is no text") from None
+        raise RowFault(f"{what} holds half of a surrogate pair, which is no text") from None
     return text
 
 
 def number_of(value: object) -> str | None:
     """The number that a cell states, in plain digits, or None. Of typed tables 1e+16 is a number, so in CSV it is one too."""
-    text = text_of(value).strip()
+    text = text_of(value, "the gold").strip()
     return canonical(gold_text(Decimal(text)) if _EXPONENT.fullmatch(text) else text)
 
 

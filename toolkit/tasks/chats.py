@@ -13,6 +13,7 @@ from toolkit.tasks.cells import RowFault, text_of
 
 ROLES = ("system", "user", "assistant", "tool")
 _ALIASES = {"developer": "system"}
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _TEXT_PARTS = ("text", "input_text")
 _CALLS = ("tool_calls", "function_call")
 # Text that was meant as messages: JSON, or what str() makes of a list, which is refused.
@@ -95,8 +96,9 @@ def _message(item: Mapping[str, Any], place: int) -> Message:
         raise RowFault(f"{where} calls a tool, which cannot be asked here")
     role = _ALIASES.get(given, given)
     if role not in ROLES:
-        near = nearest(role, ROLES)
-        raise RowFault(f"{where} has the role {role[:40]!r}" + (f"; did you mean {near}?" if near else ""))
+        near = _OTHER_NAMES.get(role.lower()) or nearest(role, ROLES)
+        known = f"did you mean {near}?" if near else f"known are {', '.join(ROLES)}"
+        raise RowFault(f"{where} has the role {role[:40]!r}; {known}")
     content = _content(item.get("content"), where)
     if not content.strip() and role != "system":
         raise RowFault(f"{where} ({role}) is empty")
@@ -106,20 +108,20 @@ def _message(item: Mapping[str, Any], place: int) -> Message:
 def _content(content: object, where: str) -> str:
     """A message's text: itself, or its text parts joined as they stand."""
     if not isinstance(content, (list, tuple)):
-        return text_of(content)
+        return text_of(content, where)
     return "".join(_part(part, where) for part in content)
 
 
 def _part(part: object, where: str) -> str:
     if isinstance(part, str):
-        return text_of(part)
+        return text_of(part, where)
     if not isinstance(part, Mapping):
         raise RowFault(f"{where} has a part that is no text")
     given = {key: value for key, value in part.items() if value is not None}
     kind = given.get("type", "text")
     if kind not in _TEXT_PARTS or not isinstance(given.get("text"), str):
         raise RowFault(f"{where} has a part of the type {str(kind)[:40]!r}; only text can be trained on here")
-    return text_of(given["text"])
+    return text_of(given["text"], where)
 
 
 def _system_first(messages: Sequence[Message]) -> list[Message]:

@@ -25,6 +25,7 @@ _MAX_CELL_CHARS = 2**31 - 1
 _INDEX = re.compile(r"(?:Unnamed: 0(?:\.\d+)?|__index_level_\d+__)?")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _UTF8 = "save the file as UTF-8"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_file(path: Path) -> Iterator[Record]:
@@ -149,7 +150,7 @@ def _nearest_file(path: Path) -> str | None:
 def _text(path: Path) -> str:
     """The whole file, whatever the locale. Line ends stay as they are."""
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if data.startswith(_UTF16):
         raise DataError("the file is UTF-16", where=f"{path}:1", hint=_UTF8)
     try:
         text = data.decode("utf-8")
@@ -166,7 +167,19 @@ def _missing(_: str) -> None:
     """For NaN and Infinity, which JSON does not know and Python writes all the same: a missing value."""
 
 
-_DECODER = json.JSONDecoder(parse_int=json_int, parse_float=Decimal, parse_constant=_missing)
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members. Of two with one name Python would silently keep the second."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise ValueError(f"two values are called {twice!r}")
+    return members
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=json_int, parse_float=Decimal, parse_constant=_missing, object_pairs_hook=_distinct
+)
 
 
 def _parsed(path: Path, number: int, line: bytes) -> Any:
@@ -174,9 +187,12 @@ def _parsed(path: Path, number: int, line: bytes) -> Any:
     try:
         return _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as cause:
-        raise DataError(f"the line is not UTF-8 (byte {cause.start + 1})", where=where, hint=_UTF8) from cause
+        what = "the file is UTF-16" if line.startswith(_UTF16) else f"the line is not UTF-8 (byte {cause.start + 1})"
+        raise DataError(what, where=where, hint=_UTF8) from cause
     except (ValueError, RecursionError) as cause:
-        raise DataError(f"the line is not JSON: {cause}", where=where, hint="one JSON object a line") from cause
+        whole = number == 1 and line.lstrip(codecs.BOM_UTF8).startswith(b"[")
+        hint = "one JSON object a line; a file that holds one list is called .json" if whole else "one JSON object a line"
+        raise DataError(f"the line is not JSON: {cause}", where=where, hint=hint) from cause
 
 
 def _decode(text: str, at: int, path: Path) -> tuple[Any, int]:
@@ -208,7 +224,9 @@ def _no_list(text: str, path: Path) -> DataError:
         return _not_json(path, text, _skip(text, end), "something follows the first value")
     if isinstance(value, dict) and _is_by_columns(value):
         return _by_columns(value, str(path))
-    return DataError(f"the file holds a JSON {_kind(value)}, not a list of objects", where=str(path))
+    inner = next((key for key, held in value.items() if isinstance(held, list)), None) if isinstance(value, dict) else None
+    hint = f"save the list under {inner!r} alone" if inner else "one list, with one object a row"
+    return DataError(f"the file holds a JSON {_kind(value)}, not a list of objects", where=str(path), hint=hint)
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

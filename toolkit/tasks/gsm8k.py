@@ -62,7 +62,7 @@ def _rows(source: Source, *, split: Split, limit: int | None) -> list[Row]:
         if gold is None:
             rejected.append((number, _tail(answer)))
         else:
-            rows.append(Row(f"gsm8k/{split}/{index}", question, gold, solution))
+            rows.append(Row(f"gsm8k/{split}/{index}", question, gold, solution or None))
     if rejected:
         hint = "mend or remove these rows; a gold is a number after the last ####"
         what = "have no gold that can be read as a number"
@@ -74,10 +74,11 @@ def _rows(source: Source, *, split: Split, limit: int | None) -> list[Row]:
 
 def _columns(record: Mapping[str, Any], where: str) -> tuple[str, str]:
     question, answer = record.get("question"), record.get("answer")
-    if isinstance(question, str) and isinstance(answer, str):
+    if isinstance(question, str) and isinstance(answer, str) and question.strip():
         return question, answer
-    found = ", ".join(sorted(map(str, record))) or "none"
-    raise DataError(f"a row needs the texts question and answer; columns found: {found}", where=where)
+    found = ", ".join(f"{name} ({'empty' if value in (None, '') else type(value).__name__})" for name, value in record.items())
+    hint = "task.name: table reads columns of other names, and golds that are numbers"
+    raise DataError(f"a row needs the texts question and answer; found: {found or 'nothing'}", where=where, hint=hint)
 
 
 def _tail(answer: str) -> str:

@@ -35,7 +35,7 @@ def set_aside(rows: Sequence[Row], count: int | None, *, seed: int, where: str) 
         raise DataError(
             f"{wanted} rows are to be set aside, and there are {len(first)} different ones: none is left to train on",
             where=where,
-            hint="lower task.heldout_rows, or name a held-out file of its own",
+            hint=f"bring more rows{f', or task.heldout_rows: {len(first) - 1} at most' if len(first) > 1 else ''}",
         )
     held = set(sorted(first, key=lambda key: _rank(seed, key))[:wanted])
     places = {first[key] for key in held}

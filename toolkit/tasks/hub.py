@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,11 @@ from toolkit.tasks.files import Record, read_file
 
 _SHOWN = 5
 _NUMBERED = 40
+NO_STREAMING = (
+    "streaming is refused: rows are counted, measured and compared before the first step",
+    "leave it out; max_train, or train_rows, says how many rows are taken",
+)
+"""What is wrong with it, and the way out."""
 
 
 class Source(Protocol):
@@ -79,15 +85,47 @@ class HubSource:
             import datasets
         except ImportError as cause:
             raise MissingExtraError("datasets", "cpu") from cause
+        silent = not Path(self.dataset).is_dir() and not _hub_answers(self.dataset)
         try:
-            loaded: Any = datasets.load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
+            with _offline() if silent else nullcontext():
+                loaded: Any = datasets.load_dataset(self.dataset, self.config, split=self.split, revision=self.revision)
         except Exception as cause:  # the boundary to the Hub: no network, no such revision, a broken cache
-            raise DataError(f"cannot be loaded from the Hub: {cause}", where=self.name, hint=self.way_out) from cause
+            reason = "the Hub does not answer, and no copy is kept here" if silent else cause
+            raise DataError(f"cannot be loaded from the Hub: {reason}", where=self.name, hint=self.way_out) from cause
         for number, record in enumerate(loaded, 1):
             yield number, {key: stored(value) for key, value in record.items()}
 
     def place(self, number: int) -> str:
         return f"row {number}"
+
+
+def _hub_answers(dataset: str) -> bool:
+    """Asked once, briefly: without a network `datasets` asks again and again for half a minute, even for what it keeps."""
+    from httpx import TransportError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(dataset, timeout=10)
+    except (HfHubHTTPError, ValueError):  # an answer, if no good one, or a name that the Hub cannot have
+        return True
+    except (TransportError, OSError):
+        return False
+    return True
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Meanwhile both libraries only look at what they keep on this machine."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 class FileTask(TaskBase):
@@ -109,8 +147,8 @@ class FileTask(TaskBase):
         if not isinstance(data, Mapping) or "streaming" not in data:
             return data
         if data["streaming"] is not False:
-            message = "streaming is refused: rows are counted, measured and compared before the first step"
-            raise KeyFault(message, at=("streaming",), hint="leave it out; max_train takes the first so many rows")
+            message, hint = NO_STREAMING
+            raise KeyFault(message, at=("streaming",), hint=hint)
         return {key: value for key, value in data.items() if key != "streaming"}
 
     def _file(self, split: Split) -> Path | None:

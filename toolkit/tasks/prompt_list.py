@@ -11,7 +11,7 @@ from toolkit.errors import KeyFault
 from toolkit.tasks.base import Row, Split, TaskBase
 from toolkit.tasks.halves import Halves, set_aside
 from toolkit.tasks.hub import FileSource
-from toolkit.tasks.table_rows import Columns, build
+from toolkit.tasks.table_rows import Built, Columns, build
 
 
 class PromptList(TaskBase):
@@ -33,6 +33,8 @@ class PromptList(TaskBase):
     def _one_source(self) -> Self:
         if (self.prompts is None) == (self.file is None):
             raise KeyFault(f"one of prompts and file is needed, got {'both' if self.file else 'neither'}")
+        if self.prompts is not None and not self.prompts:
+            raise KeyFault("must not be empty", at=("prompts",))
         for place, prompt in enumerate(self.prompts or ()):
             if not prompt.strip():
                 raise KeyFault("the prompt is empty", at=("prompts", place))
@@ -48,16 +50,18 @@ class PromptList(TaskBase):
 
     def notices(self, split: Split) -> list[str]:
         twice = self._halves().left_out
-        return [f"{twice} prompts say what one that was set aside says, and are left out"] if twice else []
+        left_out = [f"{twice} prompts say what one that was set aside says, and are left out"] if twice else []
+        return [*self._all().notices, *left_out]
 
     def worked(self, row: Row) -> str | None:
         return None
 
     def _halves(self) -> Halves:
         where = self.file or "task.prompts"
-        return set_aside(self._all(), self.heldout_rows, seed=self.split_seed, where=where)
+        return set_aside(self._all().rows, self.heldout_rows, seed=self.split_seed, where=where)
 
-    def _all(self) -> tuple[Row, ...]:
+    def _all(self) -> Built:
         if self.file:
-            return build(FileSource(Path(self.file).expanduser()), Columns("prompt"), prefix="prompts").rows
-        return tuple(Row(f"prompts/{number}", prompt, "") for number, prompt in enumerate(self.prompts or (), 1))
+            columns = Columns("prompt", by_recipe=False)
+            return build(FileSource(Path(self.file).expanduser()), columns, prefix="prompts")
+        return Built(tuple(Row(f"prompts/{number}", prompt, "") for number, prompt in enumerate(self.prompts or (), 1)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self
 
@@ -19,7 +18,6 @@ from toolkit.tasks.hub import FileSource, FileTask, HubSource, Source
 from toolkit.tasks.judges import MathJudge, TextJudge
 from toolkit.tasks.table_rows import Built, Columns, Golds, build
 
-_log = logging.getLogger(__name__)
 _OFFLINE = "check task.dataset, config, split and revision; without a network name a file in task.train_file"
 _HUB_ONLY = {"config": None, "train_split": "train", "heldout_split": None, "revision": None}
 
@@ -78,10 +76,12 @@ class Table(FileTask):
     def graded(self) -> bool:
         return self.gold is not None
 
+    @property
+    def column_names(self) -> Mapping[str, str]:
+        return self._columns.named
+
     def rows(self, split: Split) -> list[Row]:
-        read, notices = self._read(split)
-        for notice in notices:
-            _warn_once(self.source(split if self._apart else "train").name, notice)
+        read, _ = self._read(split)
         rows = read.train if split == "train" else read.heldout
         return list(rows[: self._limit(split)])
 
@@ -101,6 +101,10 @@ class Table(FileTask):
         return format_completion(row.solution, row.gold)
 
     @property
+    def _columns(self) -> Columns:
+        return Columns(self.prompt, self.gold, self.solution)
+
+    @property
     def _apart(self) -> bool:
         """Whether the held-out rows have a source of their own."""
         return bool(self.heldout_file or self.heldout_split)
@@ -111,9 +115,8 @@ class Table(FileTask):
 
     def build(self, split: Split) -> Built:
         """The rows of a half's own source, before any are set aside."""
-        columns = Columns(self.prompt, self.gold, self.solution)
         golds = Golds(self._read_gold, self.judge_of) if self.graded else None
-        return build(self.source(split), columns, prefix=f"table/{split}" if self._apart else "table", golds=golds)
+        return build(self.source(split), self._columns, prefix=f"table/{split}" if self._apart else "table", golds=golds)
 
     def halves(self, rows: Sequence[Row]) -> Halves:
         """Rows of one source as the halves that it stands for."""
@@ -131,7 +134,7 @@ class Table(FileTask):
         return HubSource(self.dataset, str(name), self.config, self.revision, way_out=_OFFLINE)
 
     def _read_gold(self, cell: Any) -> str:
-        text = text_of(cell).strip()
+        text = text_of(cell, "the gold").strip()
         if not text:
             raise RowFault("the gold is empty")
         if self.grading == "number":
@@ -154,7 +157,3 @@ def _read_once(task: Table, split: Split, stamp: object) -> tuple[Halves, tuple[
     built = task.build(split)
     return task.halves(built.rows), built.notices
 
-
-@lru_cache(maxsize=256)
-def _warn_once(where: str, notice: str) -> None:
-    _log.warning("%s: %s", where, notice)

@@ -36,6 +36,8 @@ class Columns:
     prompt: str
     gold: str | None = None
     solution: str | None = None
+    by_recipe: bool = True
+    """Whether the recipe says so; else the names are the task's own."""
 
     @property
     def named(self) -> dict[str, str]:
@@ -81,6 +83,8 @@ def _require(columns: Columns, found: tuple[str, ...], where: str) -> None:
         if column not in found:
             near = nearest(column, found)
             hint = f"did you mean task.{key}: {near}?" if near else f"name one of them in task.{key}"
+            if not columns.by_recipe:
+                hint = f"rename a column, or take task.name: table, with its {key} column named in the recipe"
             names = ", ".join(found) or "none"
             raise DataError(f"there is no column {column!r}; columns found: {names}", where=where, hint=hint)
 
@@ -105,7 +109,7 @@ class _Maker:
 
     def row(self, record: Mapping[str, Any], row_id: str) -> Row:
         cell = record.get(self._columns.prompt)
-        question, chat, answer = self._asked(cell) if is_conversation(cell) else (text_of(cell), (), None)
+        question, chat, answer = self._asked(cell) if is_conversation(cell) else (text_of(cell, "the prompt"), (), None)
         if not question.strip():
             raise RowFault("the prompt is empty")
         gold = self._golds.read(record.get(self._columns.gold or "")) if self._golds else ""
@@ -130,7 +134,7 @@ class _Maker:
     def _solution(self, record: Mapping[str, Any]) -> str | None:
         if self._columns.solution in (None, self._columns.prompt):
             return None
-        return text_of(record.get(self._columns.solution)).strip() or None
+        return text_of(record.get(self._columns.solution), "the solution").strip() or None
 
     def notices(self) -> Iterable[str]:
         for name, new in self._names.items():

@@ -6,7 +6,7 @@ from typing import Literal
 
 from toolkit.tasks.base import Row, Split
 from toolkit.tasks.hub import FileSource, FileTask, HubSource
-from toolkit.tasks.table_rows import Columns, build
+from toolkit.tasks.table_rows import Built, Columns, build
 
 HUB_NAME = "mlabonne/smoltldr"
 _HUB_SPLITS = {"train": "train", "heldout": "test"}
@@ -25,10 +25,16 @@ class TLDR(FileTask):
         return False
 
     def rows(self, split: Split) -> list[Row]:
+        return list(self._built(split).rows[: self._limit(split)])
+
+    def notices(self, split: Split) -> list[str]:
+        return list(self._built(split).notices)
+
+    def _built(self, split: Split) -> Built:
         file = self._file(split)
         source = FileSource(file) if file else HubSource(HUB_NAME, _HUB_SPLITS[split], way_out=_WAY_OUT)
-        built = build(source, Columns("prompt", solution="completion"), prefix=f"tldr/{split}")
-        return list(built.rows[: self._limit(split)])
+        columns = Columns("prompt", solution="completion", by_recipe=False)
+        return build(source, columns, prefix=f"tldr/{split}")
 
     def worked(self, row: Row) -> str | None:
         """The reference summary, as it stands."""

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
+from toolkit.engine.trackers import require_tracker
 from toolkit.errors import DataError, EngineError, Stopped
+from toolkit.health import Watch
+from toolkit.hubapi import CheckpointUploads, require_access
 from toolkit.preflight import require_sound_rewards
 from toolkit.recipe.plan import plan, plan_lines
-from toolkit.rundir import RunDir, new_run, replacing, write_json
+from toolkit.rundir import RunDir, holding, new_run, replacing, write_json
 from toolkit.tasks.halves import overlap
 from toolkit.train.display import Display
+from toolkit.train.heldout import HeldOut, warn_of_selection
 from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, step_of, write_state
 from toolkit.train.signals import StopRequest, stop_on_signals
 
@@ -28,30 +32,40 @@ def train(loaded: Loaded, *, resume: Path | None = None) -> Path:
 
     Stopped (exit code 130) after Ctrl-C or SIGTERM: the step is finished and saved first.
     """
-    run = RunDir(resume) if resume else new_run(loaded.name)
-    if resume and read_state(run)["state"] == "done":
+    if resume and read_state(RunDir(resume))["state"] == "done":
         raise EngineError("this run is finished", where=str(resume), hint=f"toolkit eval {resume}")
+    require_access(loaded.recipe)
+    require_tracker(loaded.recipe.report_to)
+    run = RunDir(resume) if resume else new_run(loaded.name)
     if not resume:
         write_json(run.recipe, loaded.recipe.model_dump(mode="json"))
     console.say(f"run: {console.untrusted(run.path)}")
+    with holding(run):
+        return _recorded(run, loaded.recipe)
+
+
+def _recorded(run: RunDir, recipe: Recipe) -> Path:
+    """The training, with its state in the run's record whatever its end."""
     write_state(run, "running")
     try:
         with stop_on_signals() as request:
-            _train(run, loaded.recipe, request)
+            kept = _train(run, recipe, request)
     except Stopped:
         write_state(run, "stopped")
         raise
     except BaseException:
         write_state(run, "failed")
         raise
-    write_state(run, "done")
+    write_state(run, "done", **({} if kept is None else {"kept_step": kept}))
     return run.path
 
 
-def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
+def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> int | None:
+    """Which step's adapter was kept, where the recipe asks for the best; else None."""
     rows, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
     _say_notices(recipe)
     _warn_of_overlap(rows, heldout)
+    warn_of_selection(recipe, heldout)
     _require_a_step(recipe, rows)
     examples = _examples(recipe, rows)
     _say_plan(recipe, rows)
@@ -64,9 +78,9 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> None:
     kept = _short_enough(policy, recipe, rows)
     write_json(run.manifest, manifest(recipe, policy, kept=kept, read=len(rows), heldout=heldout))
     add_adapter(policy, recipe)
-    with Display(recipe) as display:
+    with CheckpointUploads(run, recipe.hub, lambda: last_checkpoint(run)) as uploads, Display(recipe) as display:
         _warm_up(run, recipe, policy, examples, request, display)
-        _reinforce(run, recipe, policy, kept, request, display)
+        return _reinforce(run, recipe, policy, kept, request, display, uploads)
 
 
 def _say_notices(recipe: Recipe) -> None:
@@ -147,23 +161,36 @@ def _warm_up(
 
 
 def _reinforce(
-    run: RunDir, recipe: Recipe, policy: Policy, rows: list[Row], request: StopRequest, display: Display
-) -> None:
-    from toolkit.engine.load import adapter_fingerprint, read_adapter_weights, save_adapter
+    run: RunDir,
+    recipe: Recipe,
+    policy: Policy,
+    rows: list[Row],
+    request: StopRequest,
+    display: Display,
+    uploads: CheckpointUploads,
+) -> int | None:
+    from toolkit.engine.load import adapter_fingerprint, read_adapter_weights
     from toolkit.engine.trainers import run_grpo
 
     untrained = adapter_fingerprint(policy.model)
     checkpoint = last_checkpoint(run)
     recorder = Recorder(run, "grpo")
     recorder.rewind(checkpoint)
+    watch = Watch(run)
+    heldout = HeldOut(run, recipe, policy, recorder, display)
 
     def on_step(step: int, logs: dict[str, Any], table: list[Entry]) -> bool:
-        display.step(recorder.grpo_step(step, logs, table))
-        return request.asked
+        metrics = recorder.grpo_step(step, logs, table)
+        display.step(metrics)
+        display.findings(watch.step(metrics, table, recorder.evaluations()))
+        uploads.look()
+        return heldout.after(step) or request.asked
 
-    if checkpoint and step_of(checkpoint) >= recipe.grpo.max_steps:  # the trainer would make one step more
+    heldout.start()
+    # The trainer would make one step more.
+    if checkpoint and (step_of(checkpoint) >= recipe.grpo.max_steps or heldout.ended()):
         read_adapter_weights(policy, checkpoint)
-    elif not run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint):
+    elif not run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint) and not heldout.ended():
         raise Stopped("stopped; the last step is saved", hint=f"toolkit train --resume {run.path}")
     if not recorder.was_judged():
         hint = f"what each reward needs, and pays: toolkit check {run.recipe}"
@@ -172,8 +199,22 @@ def _reinforce(
     if not recorder.saw_spread() or adapter_fingerprint(policy.model) == untrained:
         hint = f"no group had any spread in its rewards: toolkit check {run.recipe}"
         raise EngineError("nothing was learned", where=str(run.path), hint=hint)
+    return _save(run, recipe, policy, heldout)
+
+
+def _save(run: RunDir, recipe: Recipe, policy: Policy, heldout: HeldOut) -> int | None:
+    """The adapter under its final name: the last step's, or the best one's, which step is returned."""
+    from toolkit.engine.load import save_adapter
+
+    if heldout.ended():
+        heldout.say_why()
+    best = heldout.best_step()
+    if best is not None:
+        heldout.adopt(best)
     with replacing(run.adapter) as folder:
         save_adapter(policy, recipe, folder)
+    heldout.forget()
+    return best
 
 
 __all__ = ["train"]

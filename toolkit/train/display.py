@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from toolkit import console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from toolkit.health import Finding
     from toolkit.recipe import Recipe
 
 LOSS_NOTE = "GRPO's loss starts near zero and stays there; it is no sign of progress. Watch the reward."
@@ -23,6 +25,7 @@ class Display:
         self._live: Any = None
         self._seconds: list[float] = []
         self._silent: set[str] = set()
+        self._heldout: str | None = None
 
     def __enter__(self) -> Display:
         if console.is_live():
@@ -57,6 +60,20 @@ class Display:
         line = f"step {metrics['step']}/{total}  " + "  ".join(f"{name} {value}" for name, value in facts.items())
         self._show(self._bar("GRPO", metrics["step"], total, facts), line)
 
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """What the run doctor says of the run for the first time."""
+        for finding in findings:
+            knob = f" (try {console.untrusted(finding.knob)})" if finding.knob else ""
+            console.warn(f"{console.untrusted(finding.message)}{knob}; more: toolkit doctor RUN")
+
+    def heldout(self, line: dict[str, Any], lines: Sequence[dict[str, Any]]) -> None:
+        """Show an evaluation during training; `lines`: all of them so far. The live panel has it from its next step on."""
+        key, digits = ("accuracy", ".1%") if "accuracy" in line else ("reward", ".3g")
+        known = [other[key] for other in lines if other[key] is not None]
+        self._heldout = f"{_shown(line[key], digits)} (best {_shown(max(known, default=None), digits)})"
+        if not self._live:
+            console.out.print(f"held out after step {line['step']}: {key} {self._heldout}", markup=False)
+
     def _warn_of_silence(self, metrics: dict[str, Any]) -> None:
         """Once for each reward."""
         for name, share in metrics.get("abstained", {}).items():
@@ -77,6 +94,7 @@ class Display:
             **(resampled if self._recipe.grpo.resample_rounds else {}),
             "length": _shown(metrics["completion_length"], ".0f"),
             "cut off": _shown(metrics["cut_off"], ".0%"),
+            **({"held out": self._heldout} if self._live and self._heldout else {}),
             "tokens/s": f"{metrics['tokens_per_second']:.0f}",
             "left": str(timedelta(seconds=round(left))),
         }

@@ -33,10 +33,13 @@ _NAMES = {
     "loss": "loss",
 }
 
+HELD_OUT = "eval"
+"""The stage of a line about held-out rows; its step is the training step after which they were asked."""
 
-def write_state(run: RunDir, state: str) -> None:
+
+def write_state(run: RunDir, state: str, **more: Any) -> None:
     """running, stopped, failed or done. A run that says running and has no process was killed; it can be resumed."""
-    write_json(run.state, {"schema": SCHEMA, "state": state, "time": _now()})
+    write_json(run.state, {"schema": SCHEMA, "state": state, "time": _now(), **more})
 
 
 def read_state(run: RunDir) -> dict[str, Any]:
@@ -91,9 +94,8 @@ def _now() -> str:
 
 
 def last_checkpoint(run: RunDir) -> Path | None:
-    """The newest checkpoint that was written to its end (its state file is written last)."""
-    found = [path for path in run.checkpoints.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return max(found, key=step_of, default=None)
+    """The newest checkpoint that was written to its end."""
+    return next(reversed(run.checkpoint_folders.values()), None)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -146,18 +148,32 @@ class Recorder:
         self._write_completions(step, table)
         return self._append({"stage": self._stage, "step": step, **earned(table), **named, **resampled(table), **speed})
 
+    def heldout_step(self, step: int, line: dict[str, Any]) -> dict[str, Any]:
+        """Record what was measured on held-out rows after this step of training; what was recorded."""
+        return self._append({"stage": HELD_OUT, "step": step, **line})
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of all evaluations during training."""
+        return self._lines(HELD_OUT)
+
+    def earned(self) -> list[tuple[int, float]]:
+        """Step and mean reward of every training step that earned something."""
+        return [(line["step"], line["reward"]) for line in self._lines("grpo") if line["reward"] is not None]
+
     def saw_spread(self) -> bool:
         """Whether in any GRPO step of the run any group's completions earned different rewards."""
-        shares = [line["dead_groups"] for line in self._grpo_lines()]
+        shares = [line["dead_groups"] for line in self._lines("grpo")]
         return any(share is not None and share < 1 for share in shares)
 
     def was_judged(self) -> bool:
         """Whether in any GRPO step of the run any reward did not abstain."""
-        return any(mean is not None for line in self._grpo_lines() for mean in line["rewards"].values())
+        return any(mean is not None for line in self._lines("grpo") for mean in line["rewards"].values())
 
-    def _grpo_lines(self) -> list[dict[str, Any]]:
+    def _lines(self, stage: str) -> list[dict[str, Any]]:
+        if not self._run.metrics.exists():
+            return []
         lines = map(json.loads, self._run.metrics.read_text(encoding="utf-8").splitlines())
-        return [line for line in lines if line["stage"] == "grpo"]
+        return [line for line in lines if line["stage"] == stage]
 
     def _write_completions(self, step: int, table: list[Entry]) -> None:
         from pyarrow import parquet
@@ -223,7 +239,8 @@ def _survives(line: str, stage: str, step: int) -> bool:
         entry = json.loads(line)
     except ValueError:  # a line that a killed process left half written
         return False
-    return entry["stage"] != stage or entry["step"] <= step
+    undone = (stage, HELD_OUT) if stage == "grpo" else (stage,)
+    return entry["stage"] not in undone or entry["step"] <= step
 
 
 def _finite(value: Any) -> Any:
