@@ -40,7 +40,7 @@ def report_recipe(**sections: Any) -> Recipe:
 
 def completion(recipe: Recipe, row: Row, text: str, **more: Any) -> dict[str, Any]:
     """A line of the training's table, paid by the recipe's own rewards."""
-    entry = {"row_id": row.id, "prompt": row.question, "gold": row.gold, "completion": text}
+    entry: dict[str, Any] = {"row_id": row.id, "prompt": row.question, "gold": row.gold, "completion": text}
     entry |= {"tokens": len(text) + 1, "cut_off": False, "used": True, "reward": None} | more
     for reward in recipe.rewards:
         entry[f"reward/{reward.name}"] = reward.score(text, row)
@@ -67,7 +67,9 @@ def made_run(folder: Path, recipe: Recipe | None = None, *, steps: int = 9) -> R
         table = [completion(recipe, row, text) for row in pair for text in texts_of(row, step)]
         table[1] |= {"cut_off": True, "tokens": 900 + step}
         recorder.grpo_step(step, LOGS, table)
-        recorder.heldout_step(step, {"accuracy": step / 20, "lenient_accuracy": step / 10, "format_rate": 0.5, "rows": 4})
+        recorder.heldout_step(
+            step, {"accuracy": step / 20, "lenient_accuracy": step / 10, "format_rate": 0.5, "rows": 4}
+        )
     write_state(run, "done")
     made_hostile(run)
     return run

@@ -22,7 +22,9 @@ def steps(run: RunDir) -> list[tuple[str, int]]:
 
 
 def without_times(run: RunDir) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines(run)]
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second", "energy_j")} for line in lines(run)
+    ]
 
 
 def drawn(run: RunDir) -> list[dict[str, Any]]:

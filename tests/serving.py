@@ -20,6 +20,12 @@ from toolkit.recipe import load_recipe
 
 LIMIT_S = 180
 NAME = "a-q8_0"
+NO_SYSTEM_ROLE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML that refuses a system message."""
 
 
 def write_export(folder: Path, *words: str) -> Path:

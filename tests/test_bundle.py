@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from models import byte_tokenizer, tiny_llama
+from serving import NO_SYSTEM_ROLE
 from test_modelfile import read
 from tiny import smollm2_file
 from toolkit.bundle import write_bundle
+from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp.split import split
 from toolkit.recipe import Recipe, load_recipe
 from toolkit.rundir import ExportDir, sha256_of
@@ -33,6 +35,7 @@ def export(tmp_path: Path) -> ExportDir:
     """The default's base model under two names, and what the merged folder says of its stop tokens."""
     (tmp_path / "merged").mkdir()
     (tmp_path / "merged" / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    (tmp_path / "merged" / "chat_template.jinja").write_text(GgufFile(smollm2_file()).field("tokenizer.chat_template"))
     for name in FILES:
         (tmp_path / name).symlink_to(smollm2_file())
     return ExportDir(tmp_path)
@@ -117,15 +120,19 @@ def test_nothing_in_it_is_of_this_machine(export: ExportDir) -> None:
         assert str(export.path.parent) not in (export.path / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("template", ["own", NO_SYSTEM_ROLE])
 def test_transformers_pipeline_loads_the_merged_folder_as_the_readme_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_llama().save_pretrained(tmp_path / "merged")
     byte_tokenizer().save_pretrained(tmp_path / "merged")
+    if template != "own":
+        (tmp_path / "merged" / "chat_template.jinja").write_text(template)
     written(ExportDir(tmp_path), "grpo.max_completion_length=5", files=[])
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert code and "llama-server" not in text and "ollama" not in text
+    assert ("no system role" in text) == (template != "own")
     monkeypatch.chdir(tmp_path)
     exec(code[1], {})
     assert capsys.readouterr().out.strip()

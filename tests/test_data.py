@@ -88,6 +88,30 @@ def test_data_that_are_too_few_are_an_exit_code(
     assert "one step needs 2 rows (grpo.prompts_per_step), and there are" in capsys.readouterr().out
 
 
+def test_check_counts_the_rows_that_training_would_leave_out(
+    tmp_path: Path, tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def findings(rows: Any, code: int) -> dict[str, dict[str, Any]]:
+        path = recipe_file(tmp_path, str(tiny_checkpoint), rows=rows, heldout_rows=1)
+        assert main(["check", str(path), "--json"]) == code
+        return {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+
+    what = "rows left out: over 72 tokens (grpo.max_prompt_length)"
+    some = findings([*ROWS[:20], *ROWS[80:85]], 0)
+    assert some[what]["status"] == "warning" and 4 <= some[what]["value"] <= 5
+    assert "is called 'data_completions'" in some["notice"]["value"]
+    none = findings([ROWS[5], *ROWS[80:85]], 1)
+    assert none[what]["status"] == "failed" and "one step needs 2" in none[what]["hint"]
+
+
+def test_check_says_where_no_tokens_can_be_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recipe_file(tmp_path, "org/nowhere", heldout_rows=1)
+    assert main(["check", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = [item for item in report if item["what"] == "tokens of the prompts"]
+    assert (found["value"], found["status"]) == ("not counted", "warning") and "org/nowhere" in found["hint"]
+
+
 def test_rows_in_both_halves_are_counted(tmp_path: Path, tiny_checkpoint: Path) -> None:
     other = write(tmp_path / "other.csv", [{"prompt": "aaa", "gold": 3}, {"prompt": " A ", "gold": 1}])
     path = recipe_file(tmp_path, str(tiny_checkpoint), heldout_file=str(other))

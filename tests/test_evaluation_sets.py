@@ -65,9 +65,7 @@ def test_another_recipe_brings_its_task_rewards_and_longest_answer(tmp_path: Pat
     assert found.recipe.grpo.temperature == RECIPE.grpo.temperature
 
 
-@pytest.mark.parametrize(
-    ("on", "said"), [("gsm8", "did you mean gsm8k?"), ("reasoning_gym", "--on that-recipe.yaml")]
-)
+@pytest.mark.parametrize(("on", "said"), [("gsm8", "did you mean gsm8k?"), ("reasoning_gym", "--on that-recipe.yaml")])
 def test_a_name_that_is_not_enough_is_an_error_with_the_way_out(on: str, said: str) -> None:
     with pytest.raises(ToolkitError) as caught:
         chosen(RECIPE, on=on)

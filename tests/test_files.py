@@ -210,7 +210,9 @@ BAD = {
     "deep.json": (b"[" * 100_000, 1, "not JSON"),
     "empty.json": (b" \n", None, "empty"),
     "latin.jsonl": ('{"a": 1}\n{"prompt": "naïve"}\n'.encode("latin-1"), 2, "not UTF-8"),
-    "utf16.jsonl": ('{"prompt": "a"}\n'.encode("utf-16"), 1, "not UTF-8"),
+    "utf16.jsonl": ('{"prompt": "a"}\n'.encode("utf-16"), 1, "UTF-16"),
+    "twice.jsonl": (b'{"prompt": "a"}\n{"prompt": "b", "gold": 1, "prompt": "c"}', 2, "two values are called 'prompt'"),
+    "pretty.jsonl": (b'[\n{"prompt": "a"}\n]', 1, "not JSON"),
     "list.jsonl": (b'[{"prompt": "a"}]', 1, "a JSON list, not an object"),
     "no.parquet": (b"PAR1 and nothing else", None, "as parquet"),
     "latin.txt": ("a\nnaïve\n".encode("latin-1"), 2, "not UTF-8"),
@@ -226,6 +228,18 @@ def test_a_file_that_cannot_be_read_names_line_and_way_out(tmp_path: Path, name:
         list(read_file(path))
     assert error.value.where == (f"{path}:{line}" if line else str(path))
     assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("object.json", "save the list under 'data' alone"), ("text.json", "one list"), ("pretty.jsonl", "called .json")],
+)
+def test_the_way_out_fits_the_file(tmp_path: Path, name: str, hint: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(BAD[name][0])
+    with pytest.raises(DataError) as error:
+        list(read_file(path))
+    assert hint in str(error.value.hint)
 
 
 @pytest.mark.parametrize("name", ["empty.csv", "header.csv", "empty.jsonl", "list.json", "empty.parquet"])

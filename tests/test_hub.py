@@ -335,77 +335,11 @@ def test_an_export_of_which_nothing_has_a_repository_is_not_pushed(hub: Hub, exp
     assert hub.asked == []
 
 
-# What was not verified.
-
-NAMES = [
-    "a-q8_0.gguf", "merged/model.safetensors", "merged/new.json", "new.gguf", "adapter/adapter_model.safetensors",
-    "adapter/new.bin", "a-q8_0.Modelfile",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("data", [b"changed", None])
-def test_other_bytes_than_the_verified_ones_are_refused(export: Path, name: str, data: bytes | None) -> None:
-    there = (export / name).exists()
-    if data is not None:
-        (export / name).write_bytes(data)
-    elif there:
-        (export / name).unlink()
-    else:
-        return
-    with pytest.raises(ToolkitError, match=f"{name} is not the file that was verified") as caught:
-        proven(ExportDir(export))
-    assert str(caught.value.hint).startswith(f"toolkit verify {export};")
-
-
-def _no_certificate(folder: Path) -> None:
-    (folder / "verify.json").unlink()
-
-
-def _failed(folder: Path) -> None:
-    certify(folder, passed=False)
-
-
-def _one_failed(folder: Path) -> None:
-    record: dict[str, Any] = json.loads((folder / "verify.json").read_text())
-    record["files"][1]["passed"] = False
-    (folder / "verify.json").write_text(json.dumps(record))
-
-
-def _one_changed(folder: Path) -> None:
-    (folder / "a-f16.gguf").write_bytes(b"another model")
-
-
-SPOILT = {"not verified": _no_certificate, "did not pass": _failed, "did not pass: a-q8_0.gguf": _one_failed,
-          "not the file that was verified": _one_changed}  # fmt: skip
-
-
-@pytest.mark.parametrize("why", SPOILT)
-def test_what_is_not_verified_is_refused_and_with_force_the_card_says_so(hub: Hub, export: Path, why: str) -> None:
-    SPOILT[why](export)
-    with pytest.raises(ToolkitError, match=why):
-        push_export(export)
-    assert hub.repos == {} and hub.asked == []
-    push_export(export, force=True)
-    card = hub.repos[REPO].files["README.md"].decode()
-    assert "> **This model is not verified." in card and "- not-verified" in card
-    assert hub.repos[REPO].messages == ["a-20260101-120000, NOT verified, forced"]
-    # A certificate of other bytes would say what is not so.
-    about_these = why.startswith("did not pass")
-    assert ("verify.json" in hub.repos[REPO].files) == about_these
-
-
 def test_a_forced_push_that_fails_is_tried_again_with_force(push: Push, hub: Hub, export: Path) -> None:
-    _failed(export)
+    certify(export, passed=False)
     hub.faults["commit"] = (400, {})
     done = push("--force")
     assert done.returncode == 2 and f"toolkit push {export} --force" in done.stderr
-
-
-def test_an_export_without_a_manifest_is_none_even_with_force(export: Path) -> None:
-    (export / "manifest.json").unlink()
-    with pytest.raises(ToolkitError, match="no whole export"):
-        proven(ExportDir(export), force=True)
 
 
 @pytest.mark.parametrize("given", [None, "name", "org/name/more", "org/"])

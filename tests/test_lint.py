@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from test_rewards import LEGACY, RIGHT, TASK, reward
+from toolkit.answers import extract_block
 from toolkit.errors import ToolkitError
 from toolkit.rewards import RewardBase
 from toolkit.rewards.lint import LintReport, lint
-from toolkit.tasks import ReasoningGym, Row, TaskBase
+from toolkit.tasks import ReasoningGym, Row, TaskBase, accepts
 
 
 class Open(TaskBase):
@@ -120,6 +122,45 @@ def test_a_reward_that_fails_is_an_error_and_does_not_end_the_lint() -> None:
     report = lint([Broken(), RIGHT[-1]], TASK.rows("train"), TASK)
     assert said(report, "error") == "mine.py:score: the function fails on an empty text"
     assert report.highest_total == 3.0
+
+
+class Lacking(Broken):
+    """A reward that cannot work on any row, and says so before it is asked."""
+
+    def ready(self, rows: Sequence[Row]) -> None:
+        raise ToolkitError("needs the column topic", where="mine.py:score", hint="columns: {topic: level}")
+
+
+def test_a_reward_that_is_not_ready_is_asked_nothing() -> None:
+    report = lint([Lacking(), RIGHT[-1]], TASK.rows("train"), TASK)
+    assert said(report, "error") == "mine.py:score: needs the column topic (columns: {topic: level})"
+    assert {probe.pays["broken"] for probe in report.probes} == {None}
+
+
+class Users(Broken):
+    """A function of the user's, which knows no bounds and says nothing of what it reads."""
+
+    name: str = "users"
+    pays: Callable[[str, Row], float | None]
+
+    def score(self, text: str, row: Row) -> float | None:
+        return self.pays(text, row)
+
+
+def test_a_users_function_is_seen_to_judge_answers() -> None:
+    right = Users(pays=lambda text, row: 3.0 * accepts(row, extract_block(text)))
+    report = lint([right, RIGHT[0]], TASK.rows("train"), TASK)
+    assert report.correctness_share == 3 / 3.5 and "no reward reads the gold" not in said(report, "warning")
+    blind = lint([Users(pays=lambda text, row: float(len(text))), RIGHT[0]], TASK.rows("train"), TASK)
+    assert blind.correctness_share == 0.0 and "no reward reads the gold" in said(blind, "warning")
+
+
+def test_a_reward_that_always_abstains_is_told_and_not_asked_for_every_gold() -> None:
+    asked: list[str] = []
+    silent = Users(pays=lambda text, row: asked.append(text))
+    rows = [Row(f"row {number}", f"{number}?", "1") for number in range(500)]
+    assert "users abstained on every tried text" in said(lint([silent, RIGHT[-1]], rows, TASK), "warning")
+    assert len(asked) < len(rows)
 
 
 class Asking(Broken):

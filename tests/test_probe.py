@@ -12,13 +12,15 @@ import pytest
 
 from models import child_environment, small_recipe
 from toolkit.cli import main
-from toolkit.probe import show
-from toolkit.probe.forecast import BUCKETS, Measured, forecast, histogram, memory, run_seconds, share_range
+from toolkit.engine.rollout import has_spread
+from toolkit.probe import show, with_spread
+from toolkit.probe.forecast import BUCKETS, Measured, Range, forecast, histogram, memory, run_seconds, share_range
+from toolkit.tasks.base import Row
 
 pytest_plugins = ("shared",)
 
 MEASURED = Measured(
-    sampling_s=2.0, step_s=10.0, warmup_step_s=3.0, loaded_gib=2.0, peak_gib=5.0, step_tokens=54
+    sampling_s=2.0, sampled_tokens=84, step_s=10.0, warmup_step_s=3.0, loaded_gib=2.0, peak_gib=5.0, step_tokens=54
 )  # fmt: skip
 
 
@@ -54,16 +56,18 @@ def test_the_forecast_follows_from_the_completions() -> None:
     assert found.dead_groups.likely == pytest.approx(2 / 3)
     assert found.completion_length.likely == 7 and found.completion_length.low < 7 < found.completion_length.high
     assert found.tokens_per_second == 84 / 2
-    assert found.rewards["correctness"].spread == pytest.approx(1 / 3)
+    assert found.rewards["correctness"].spread == pytest.approx(1)
     # 2 warm-up steps, 2 GRPO steps, 4 rows * (4 samples + greedy) * 3 models at 2 s for 12 answers
     assert found.run_s.likely == 2 * 3 + 2 * 10 + 60 * 2 / 12
-    assert found.run_s.low < found.run_s.likely < found.run_s.high
+    # GRPO twice as quick, the evaluation in batches of 32; at most, 12 tokens for all instead of 7 on average
+    assert found.run_s.low == pytest.approx(2 * 3 + 10 + 60 * 2 / 32)
+    assert found.run_s.high == pytest.approx(2 * 3 + (20 + 10) * 12 / 7)
 
 
 def test_time_is_at_most_that_of_the_longest_completions_drawn_again() -> None:
     recipe = small_recipe("org/model", grpo={"resample_rounds": 1}, warmup=None)
-    assert run_seconds(recipe, MEASURED, 6.0, 0.0).high == 2 * 10 * 2 * 2
-    assert run_seconds(recipe, MEASURED, 6.0, 0.0).low == 10
+    found = run_seconds(recipe, MEASURED, 6.0, Range(0.0, 0.0, 0.0))
+    assert (found.low, found.likely, found.high) == (10, 20, 2 * 10 * 2 * 2)
 
 
 def test_memory_grows_with_the_longest_prompt_and_completion() -> None:
@@ -78,7 +82,7 @@ def test_without_golds_the_spread_of_rewards_is_shown_instead(capsys: pytest.Cap
     assert found.pass_rates is None and found.accuracy is None
     show(found)
     shown = capsys.readouterr().out
-    assert "right" not in shown and "spread within a group" in shown and "base model" in shown
+    assert "right" not in shown and "spread where it differs" in shown and "base model" in shown
 
 
 def _task(values: dict[str, Any]) -> Any:
@@ -93,6 +97,14 @@ def test_after_a_warm_up_the_forecast_is_said_to_be_the_bases(capsys: pytest.Cap
     show(forecast("mine", small_recipe("org/model"), entries(0, 0.5), MEASURED, heldout=4))
     shown = capsys.readouterr().out
     assert "warm-up" in shown and "prompts by right answers" in shown and "groups without spread" in shown
+
+
+def test_the_step_that_is_measured_has_groups_to_learn_from() -> None:
+    recipe = with_spread(small_recipe("org/model"))
+    row = Row("1", "1 + 1?", "2")
+    totals = [sum(reward.weight * (reward.score(text, row) or 0) for reward in recipe.rewards) for text in ("a", "bcd")]
+    assert has_spread(totals) and abs(totals[0] - totals[1]) < 0.01
+    assert with_spread(recipe) is recipe
 
 
 def test_a_probe_of_no_prompts_is_the_users_error() -> None:
@@ -136,7 +148,7 @@ def test_a_real_probe_forecasts_everything(probed: list[dict[str, Any]]) -> None
     assert found["prompts"] == 3 and found["group_size"] == 4 and sum(found["pass_rates"].values()) == 3
     assert 0 < found["completion_length"]["likely"] <= 12 and found["tokens_per_second"] > 0
     assert 0 <= found["dead_groups"]["low"] <= found["dead_groups"]["likely"] <= found["dead_groups"]["high"] <= 1
-    assert 0 < found["step_s"] and 0 < found["run_s"]["low"] <= found["run_s"]["likely"] <= found["run_s"]["high"]
+    assert found["step_s"] > 0 and 0 < found["run_s"]["low"] <= found["run_s"]["likely"] <= found["run_s"]["high"]
     assert 0 < found["memory_gib"]["likely"] <= found["memory_gib"]["high"] < 8
     assert set(found["rewards"]) == {"correctness", "xmlcount"} and found["has_warmup"]
 

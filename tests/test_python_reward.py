@@ -21,8 +21,9 @@ import user_functions
 from toolkit.errors import ToolkitError
 from toolkit.recipe import load_recipe
 from toolkit.rewards.base import Surroundings
+from toolkit.rewards.scoring import score_file
 from toolkit.rewards.user_function import user_function
-from toolkit.tasks import Row
+from toolkit.tasks import GSM8K, Row
 from user_functions import ROWS, python
 
 pytest_plugins = ("shared",)
@@ -215,6 +216,27 @@ def test_those_that_abstain_are_counted(caplog: pytest.LogCaptureFixture) -> Non
 
 
 # Loading
+
+
+def test_what_it_prints_does_not_reach_standard_output(
+    mine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine(
+        "print('loading')\nasync def score(completions, **columns):\n    print('asked')\n    return [1.0] * len(completions)"
+    )
+    assert python("mine.py:score").score_batch(["a", "b"], ROWS) == [1.0, 1.0]
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "loading\nasked\n")
+
+
+def test_a_column_that_a_file_of_completions_lacks_is_named_before_it_is_called(
+    mine: Callable[..., Path], tmp_path: Path
+) -> None:
+    mine("def score(completions, topic): raise RuntimeError")
+    (tmp_path / "rows.jsonl").write_text('{"completion": "a", "topik": "sums"}')
+    with pytest.raises(ToolkitError, match="needs the column topic") as error:
+        list(score_file([python("mine.py:score")], tmp_path / "rows.jsonl", task=GSM8K()))
+    assert "columns: {topic: topik}" in str(error.value.hint)
 
 
 def test_reading_a_recipe_loads_no_function(mine: Callable[..., Path]) -> None:

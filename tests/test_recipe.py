@@ -434,6 +434,7 @@ def test_hostile_files_are_one_clear_fault_within_a_second(tmp_path: Path, name:
         ('description: "\\ud800"', "surrogate"),
         ("seed: 99999999999999999999999", "below"),
         ("grpo: {learning_rate: 1e999}", "finite"),
+        ("grpo: {learning_rate: nan}", "expected a number, got the text 'nan'"),
     ],
 )
 def test_odd_values_are_faults_not_tracebacks(tmp_path: Path, line: str, said: str) -> None:

@@ -64,7 +64,11 @@ class Page(HTMLParser):
 # --- one file, and nothing can break out of it
 
 
-@given(st.recursive(st.text() | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.text() | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
 def test_embedded_data_is_ascii_without_markup_and_comes_back(value: Any) -> None:
     text = embedded(value)
     assert text.isascii() and not set(text) & set("<>&\u2028\u2029")
@@ -113,13 +117,19 @@ def test_the_verdict_says_the_gain_with_its_interval_and_what_it_is_made_of(run:
     evaluation = read_json(run.evaluation)
     first, second = data["verdict"]["sentences"]
     assert data["verdict"]["tone"] == "good"
-    assert first.startswith("GRPO raised the share of right sampled answers from the warm-up's 50.0 % to 100.0 % (+50.0 points")
+    assert first.startswith(
+        "GRPO raised the share of right sampled answers from the warm-up's 50.0 % to 100.0 % (+50.0 points"
+    )
     assert second == evaluation["gain"]["sentence"]
 
 
 @pytest.mark.parametrize(
     ("interval", "tone", "words"),
-    [([0.1, 0.3], "good", "raised"), ([-0.3, -0.1], "bad", "lowered"), ([-0.1, 0.3], "open", "no difference that can be shown")],
+    [
+        ([0.1, 0.3], "good", "raised"),
+        ([-0.3, -0.1], "bad", "lowered"),
+        ([-0.1, 0.3], "open", "no difference that can be shown"),
+    ],
 )
 def test_a_verdict_claims_no_more_than_its_interval(
     interval: list[float], tone: str, words: str, run: RunDir, tmp_path: Path
@@ -146,16 +156,25 @@ def test_without_golds_the_verdict_is_about_rewards(tmp_path: Path) -> None:
         "GRPO raised the mean reward of sampled answers from the base model's 1 to 2.5 (+1.5, 95 % interval +1 to +2) "
         "on 4 prompts that were not in the training."
     )
-    assert [(model["name"], model["value"]) for model in found["stages"]["models"]] == [("base model", 1.0), ("after GRPO", 2.5)]
+    assert [(model["name"], model["value"]) for model in found["stages"]["models"]] == [
+        ("base model", 1.0),
+        ("after GRPO", 2.5),
+    ]
     assert not found["graded"]
 
 
-@pytest.mark.parametrize(("state", "words"), [("running", "is at step 0 of 2"), ("failed", "ended at step 0"), ("done", "has not been evaluated")])
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("running", "is at step 0 of 2"), ("failed", "ended at step 0"), ("done", "has not been evaluated")],
+)
 def test_a_run_that_has_only_begun_has_a_report(state: str, words: str, tmp_path: Path) -> None:
     run = bare_run(tmp_path / "run", state)
     found = report_data(read_run(run.path))
     assert words in found["verdict"]["sentences"][0]
-    assert found["figures"] == [] and found["training"] is found["answers"] is found["stages"] is found["certificate"] is None
+    assert (
+        found["figures"] == []
+        and found["training"] is found["answers"] is found["stages"] is found["certificate"] is None
+    )
     assert write_report(run.path) == run.report
 
 
@@ -286,7 +305,9 @@ def test_values_of_a_recipe_by_key() -> None:
 @pytest.fixture(scope="module")
 def pair(run: RunDir, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
     """The run, and one whose tuned model answers half as well, with another learning rate."""
-    other = made_run(tmp_path_factory.mktemp("other") / "slow-20261130-130000", report_recipe(grpo={"learning_rate": 1e-5}))
+    other = made_run(
+        tmp_path_factory.mktemp("other") / "slow-20261130-130000", report_recipe(grpo={"learning_rate": 1e-5})
+    )
     answers = parquet.read_table(other.eval_completions).to_pylist()
     for answer in answers:
         if answer["model"] == "tuned" and answer["row_id"].endswith(("/0", "/1")):

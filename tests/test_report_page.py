@@ -50,12 +50,13 @@ def opened(browser: Browser) -> Iterator[Open]:
     contexts = []
 
     def open_page(path: Path, **settings: Any) -> Tab:
-        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
+        window: Any = {"viewport": {"width": 1280, "height": 900}} | settings
+        context = browser.new_context(**window)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: wrong.append(f"console {message.type}: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("request", lambda request: request.url == path.as_uri() or wrong.append(f"request: {request.url}"))
+        page.on("request", lambda request: wrong.extend([request.url] if request.url != path.as_uri() else []))
         page.goto(path.as_uri())
         page.wait_for_selector(".browser .item, .charts .uplot", state="attached")
         return page
@@ -188,7 +189,9 @@ def test_a_prompt_is_shown_across_its_steps_with_every_reward(report: Path, data
     assert page.locator(".seen button[aria-pressed=true]").inner_text().startswith("step 5:")
     assert page.locator(".completion").count() == 4
     for card in page.locator(".completion").all():
-        assert [pay.split()[0] for pay in card.locator(".reward").all_inner_texts()] == list(data["training"]["rewards"])
+        assert [pay.split()[0] for pay in card.locator(".reward").all_inner_texts()] == list(
+            data["training"]["rewards"]
+        )
     assert page.locator(".completion mark").first.inner_text() == page.locator(".gold b").inner_text()
 
 
@@ -231,7 +234,9 @@ def test_a_series_can_be_switched_off(report: Path, opened: Open) -> None:
     until(page, f"{picture} !== {before!r}")
 
 
-def test_hostile_completions_are_shown_as_they_are_and_do_nothing(report: Path, data: dict[str, Any], opened: Open) -> None:
+def test_hostile_completions_are_shown_as_they_are_and_do_nothing(
+    report: Path, data: dict[str, Any], opened: Open
+) -> None:
     page, table = opened(report), data["training"]
     page.get_by_label("Order").select_option(label="prompts seen most often first")
     shown = set()
@@ -283,7 +288,10 @@ def test_twenty_thousand_completions_stay_fluid(data: dict[str, Any], tmp_path: 
     page.get_by_role("searchbox").fill("")
     until(page, f"document.querySelector('.count').textContent.startsWith('{total:,} of')")
     page.locator(".list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
-    until(page, f"[...document.querySelectorAll('.item')].length < 40 && document.querySelector('.list').scrollTop > {total * 50}")
+    until(
+        page,
+        f"[...document.querySelectorAll('.item')].length < 40 && document.querySelector('.list').scrollTop > {total * 50}",
+    )
     page.locator(".item").last.click()
     assert str(total - 1) in page.locator(".completion.chosen pre").inner_text()
     assert time.monotonic() - begun < 10, "a second on an idle machine"

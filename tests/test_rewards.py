@@ -19,9 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from effects import CLASSIC, REWARD_BASES
 from toolkit.errors import DataError
 from toolkit.prompts import format_completion
-from toolkit.rewards import REWARDS, Reward, RewardBase
+from toolkit.rewards import REWARDS, Correctness, Reward, RewardBase
 from toolkit.rewards.scoring import score_file, score_text
-from toolkit.tasks import GSM8K, Row, grade
+from toolkit.tasks import GSM8K, Row, Table, grade
 
 
 def reward(knobs: dict[str, Any]) -> RewardBase:
@@ -188,6 +188,45 @@ def test_score_file_names_the_line_it_cannot_read(tmp_path: Path, line: str) -> 
     with pytest.raises(DataError) as error:
         list(score_file(RIGHT, file, task=TASK))
     assert error.value.where == f"{file}:3"
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ('{"completions": "a", "gold": 1}', "no completion; keys found: completions, gold", "is completions meant"),
+        ("\n", "there are no completions", None),
+        ('{"completion": "a", "prompt": [{"role": "bot"}]}', "the prompt cannot be read: message 1 has the role", None),
+    ],
+)
+def test_score_file_says_what_a_line_lacks(tmp_path: Path, content: str, message: str, hint: str | None) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataError, match=message) as error:
+        list(score_file(RIGHT, file, task=TASK))
+    assert hint is None or hint in str(error.value.hint)
+
+
+def test_score_file_knows_the_columns_that_the_recipe_names(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"completion": R + A, "label": 72, "talk": [{"role": "user", "content": "48 + 24?"}]}))
+    task = Table(train_file="unread.jsonl", prompt="talk", gold="label")
+    assert next(score_file(RIGHT, file, task=task))["total"] == 4.0
+    assert next(score_file(RIGHT, file, task=TASK))["total"] == 1.5
+
+
+def test_score_file_shows_a_judge_the_whole_conversation(tmp_path: Path) -> None:
+    seen: list[Row] = []
+
+    class Watching(Correctness):
+        def score(self, text: str, row: Row) -> float | None:
+            seen.append(row)
+            return 0.0
+
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "And?"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"completion": "a", "gold": 1, "prompt": talk}))
+    list(score_file([Watching()], file, task=TASK))
+    assert seen[0].question == "And?" and [message["role"] for message in seen[0].chat] == ["system", "user"]
 
 
 def test_scoring_is_quick() -> None:

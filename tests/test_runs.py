@@ -32,9 +32,9 @@ with holding(RunDir(Path(sys.argv[1]))):
 def held_elsewhere(run: RunDir) -> Iterator[subprocess.Popen[str]]:
     """Another process holds the run until the block ends."""
     command = [sys.executable, "-c", HOLD, str(run.path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=child_environment(), **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout.readline() == "held\n"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, env=child_environment(), stdin=pipe, stdout=pipe) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == "held\n"
         yield process
         process.stdin.close()
 

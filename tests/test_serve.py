@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from serving import NAME, Serving, ends_soon, is_running, serving, taken_port, write_export
+from serving import NAME, NO_SYSTEM_ROLE, Serving, ends_soon, is_running, serving, taken_port, write_export
 from test_chat import greedy_text
 from tiny import edit_gguf
 from toolkit.bundle import Settings, open_webui_model, speech_of
@@ -27,12 +27,6 @@ from toolkit.llamacpp import open_model
 from toolkit.prompts import messages
 from toolkit.recipe import load_resolved
 from toolkit.serve import webui, webui_setup
-
-NO_SYSTEM_ROLE = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,9 @@ def test_mcnemar_is_the_binomial_test_of_the_rows_that_changed(gained: int, lost
 
 @settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(right: list[bool], data: st.DataObject) -> None:
+def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(
+    right: list[bool], data: st.DataObject
+) -> None:
     k = data.draw(st.integers(1, len(right)))
     choices = list(combinations(right, k))
     assert pass_at(k, right) == pytest.approx(sum(map(any, choices)) / len(choices))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import pickle
 import re
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_golds_that_cannot_be_read_are_rejected_with_every_line(tmp_path: Path) 
         table(tmp_path, rows, gold="gold").rows("train")
     message = error.value.message
     assert message.startswith("8 of 10 rows cannot be used: line 2: the gold 'five' states no number; line 3:")
-    assert "line 4: the gold is empty" in message and "line 6: it holds a list" in message
+    assert "line 4: the gold is empty" in message and "line 6: the gold holds a list" in message
     assert message.endswith("and 7, 9, 10") and error.value.where == str(tmp_path / "rows.jsonl")
 
 
@@ -137,16 +136,13 @@ def test_the_datas_own_columns_are_there_for_rewards(tmp_path: Path) -> None:
     assert type(row.columns["share"]) is float
 
 
-def test_columns_with_trls_names_are_renamed_with_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_with_trls_names_are_renamed_with_a_notice(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "question": f"q{n}", "completions": "c", "data_prompt": "d"} for n in range(4)]
     task = table(tmp_path, rows, prompt="question")
-    with caplog.at_level(logging.WARNING):
-        row = task.rows("train")[0]
-        task.rows("heldout")
+    row = task.rows("train")[0]
     assert row.columns == {"data_data_prompt": "p", "data_completions": "c", "data_prompt": "d"}
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"{task.train_file}: {notice}" for notice in task.notices("train")] and len(told) == 2
-    assert any("'completions' is called 'data_completions'" in notice for notice in told)
+    told = task.notices("train")
+    assert len(told) == 2 and any("'completions' is called 'data_completions'" in notice for notice in told)
 
 
 def test_every_name_that_trl_hands_to_rewards_is_taken() -> None:
@@ -248,6 +244,9 @@ def test_streaming_is_refused_in_one_line_at_its_place(tmp_path: Path) -> None:
     assert (fault.line, fault.key) == (5, "task.streaming") and "streaming is refused" in fault.message
     path.write_text(path.read_text().replace("true", "false"))
     assert isinstance(load_recipe(str(path)).recipe.task, Table)
+    with pytest.raises(RecipeError) as error:
+        load_recipe("smoke", ["task.streaming=true"])
+    assert "streaming is refused" in error.value.faults[0].message
 
 
 def test_a_data_set_of_the_hub_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +286,7 @@ def test_posts_are_asked_as_they_are_and_their_summaries_warm_up(tmp_path: Path)
 
 
 def test_without_files_the_posts_come_from_the_hub() -> None:
-    with pytest.raises(DataError, match="cannot be loaded from the Hub") as error:
+    with pytest.raises(DataError, match="from the Hub: the Hub does not answer, and no copy is kept here") as error:
         TLDR().rows("train")
     assert error.value.where == "mlabonne/smoltldr, split train" and "task.train_file" in str(error.value.hint)
 
@@ -309,6 +308,7 @@ def test_prompts_stand_in_the_recipe_or_in_a_file(tmp_path: Path) -> None:
         ({}, "got neither"),
         ({"prompts": ["a"], "file": "b.txt"}, "got both"),
         ({"prompts": ["a", " "]}, "the prompt is empty"),
+        ({"prompts": []}, "must not be empty"),
     ],
 )
 def test_a_list_of_prompts_has_one_source(knobs: dict[str, Any], message: str) -> None:
@@ -316,9 +316,28 @@ def test_a_list_of_prompts_has_one_source(knobs: dict[str, Any], message: str) -
         PromptList(**knobs)
 
 
-def test_an_empty_list_of_prompts_cannot_be_split() -> None:
-    with pytest.raises(DataError, match="there are 0 different ones"):
-        PromptList(prompts=()).rows("train")
+def test_a_single_prompt_cannot_be_split() -> None:
+    with pytest.raises(DataError, match="there are 1 different ones") as error:
+        PromptList(prompts=("a", "A")).rows("train")
+    assert error.value.hint == "bring more rows"
+    with pytest.raises(DataError) as error:
+        PromptList(prompts=("a", "b", "c"), heldout_rows=3).rows("train")
+    assert error.value.hint == "bring more rows, or task.heldout_rows: 2 at most"
+
+
+def test_where_a_task_names_the_columns_the_way_out_is_a_table(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "a.csv", [{"question": "q", "completions": "c"}]))
+    for task in (PromptList(file=path), TLDR(train_file=path, heldout_file=path)):
+        with pytest.raises(DataError, match="no column 'prompt'; columns found: question") as error:
+            task.rows("train")
+        assert "task.name: table" in str(error.value.hint)
+
+
+def test_every_task_tells_which_columns_are_renamed(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{n}", "completion": f"c{n}", "completions": "x"} for n in range(4)]
+    path = str(write(tmp_path / "a.csv", rows))
+    for task in (PromptList(file=path), TLDR(train_file=path, heldout_file=path)):
+        assert any("'completions' is called 'data_completions'" in notice for notice in task.notices("train"))
 
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

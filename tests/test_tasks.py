@@ -46,6 +46,14 @@ def test_gsm8k_reads_golds_and_solutions() -> None:
     assert len(fixture_task(max_train=2).rows("train")) == 2
 
 
+def test_a_row_without_reasoning_has_no_worked_solution(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"question": "q", "answer": "#### 7"}')
+    task = GSM8K(train_file=str(file))
+    (row,) = task.rows("train")
+    assert row.gold == "7" and task.worked(row) is None
+
+
 def test_annotations_never_reach_a_gold_or_a_solution() -> None:
     assert split_answer("48/2 = <<48/2=24>>24\n#### <<48/2=24>>24") == ("48/2 = 24", "24")
     assert split_answer("no mark") == ("", None)
@@ -100,7 +108,12 @@ def test_unreadable_golds_are_rejected_with_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"question": "a", "answer": "#### 1"}\n{"question": 5}', "columns found: question"),
+        (b'{"question": "a", "answer": "#### 1"}\n{"question": 5}', r"found: question \(int\)"),
+        (
+            b'{"question": "a", "answer": "#### 1"}\n{"question": " ", "answer": "#### 1"}',
+            r"question \(empty\), answer \(str\)",
+        ),
+        (b'{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": 72}', r"answer \(int\)"),
         (b'{"question": "a", "answer": "#### 1"}\n{oops}', "not JSON"),
         (b'{"question": "a", "answer": "#### 1"}\n{"question": "\xff"}', "not UTF-8"),
         (b'{"question": "a", "answer": "#### 1"}\n[1]', "a JSON list"),

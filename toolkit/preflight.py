@@ -111,8 +111,9 @@ def _data(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Itera
     yield from _overlap(recipe, train, heldout)
     if recipe.warmup is not None:
         worked = sum(recipe.task.worked(row) is not None for row in train)
-        status: Status = "failed" if not worked else "warning" if worked < recipe.warmup.rows else "ok"
-        hint = f"the warm-up reads {recipe.warmup.rows}; without worked solutions set warmup: null"
+        least, all_of_them = recipe.warmup.batch_size, recipe.warmup.rows
+        status: Status = "failed" if worked < least else "warning" if worked < all_of_them else "ok"
+        hint = f"the warm-up reads {all_of_them}, {least} a step; without worked solutions set warmup: null"
         yield Finding("data", "rows with a worked solution", worked, status, None if status == "ok" else hint)
 
 
@@ -172,9 +173,6 @@ def _heldout(recipe: Recipe, heldout: Sequence[Row]) -> Iterator[Finding]:
 
 def _overlap(recipe: Recipe, train: Sequence[Row], heldout: Sequence[Row]) -> Iterator[Finding]:
     """Questions in both halves, compared as they are and again without case and spacing."""
-    removed = getattr(recipe.task, "overlap_removed", None)
-    if removed is not None:
-        yield Finding("data", "training rows replaced because they are held out", removed)
     from toolkit.tasks.halves import overlap
 
     found = overlap(train, heldout)

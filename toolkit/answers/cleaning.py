@@ -15,6 +15,11 @@ _TABLE = str.maketrans(dict.fromkeys(_SPACES, " ") | dict.fromkeys(_MINUS, "-"))
 _ANNOTATION = re.compile(r"(?<![0-9])<<[^<>]*>>")
 
 _FRACTION = r"\\[dt]?frac\s?\{\s?(-?[0-9]+)\s?\}\s?\{\s?([0-9]+)\s?\}(?!\s?[0-9])"
+# Square and cubic units: their exponent is no part of the number. After LaTeX a unit may stand in brackets.
+_AREA = (
+    r"(?<![^\W\d_])(km|m|dm|cm|mm|mi|yd|ft|in|inches|feet|yards|miles|met(?:er|re)s|units)(\)?)"
+    r"\s?(?:[²³]|\^\s?(?:[23]|\{\s?[23]\s?\}))(?![\w^])"
+)
 _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\{\s?,\s?\}"), ","),
     (re.compile(r"\{\\[,;: ]\}|\\[,;: ]|\\thinspace(?![a-zA-Z])"), " "),
@@ -27,15 +32,12 @@ _LATEX: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=[0-9])" + _FRACTION), r" \1/\2"),
     (re.compile(r"(?<![0-9.,])" + _FRACTION), r"\1/\2"),
     (re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed)\s?\{([^{}]*)\}"), r"(\1)"),
-)
-# Square and cubic units: their exponent is no part of the number. After LaTeX a unit may stand in brackets.
-_AREA = re.compile(
-    r"(?<![^\W\d_])(km|m|dm|cm|mm|mi|yd|ft|in|inches|feet|yards|miles|met(?:er|re)s|units)(\)?)"
-    r"\s?(?:[²³]|\^\s?(?:[23]|\{\s?[23]\s?\}))(?![\w^])"
+    (re.compile(_AREA), r"\1\2"),
 )
 # Bold, italics, code. Beside a letter, a digit or another mark it is no emphasis but an operator.
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*{1,3}|_{1,3}|`{1,3})(?=[^\s*_`])([^*_`\n]*)(?<=\S)\1(?![\w*`])")
 _NESTING = 3
+_LATEX_MARKS = ("\\", "{", "^", "²", "³")
 
 
 def clean(text: str) -> str:
@@ -45,12 +47,10 @@ def clean(text: str) -> str:
         text = _ANNOTATION.sub("", text)
     if "#" in text:
         text = text.rpartition("####")[2].strip().lstrip("#")
-    if "\\" in text or "{" in text:
+    if any(mark in text for mark in _LATEX_MARKS):
         text = _without_latex(text)
     if "*" in text or "_" in text or "`" in text:
         text = _without_emphasis(text)
-    if "^" in text or "²" in text or "³" in text:
-        text = _AREA.sub(r"\1\2", text)
     return text.strip()
 
 

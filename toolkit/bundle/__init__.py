@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.bundle.modelfile import Modelfile, quoted
 from toolkit.bundle.readme import MODELFILE, OPEN_WEBUI, README, SYSTEM_FILE, beside, model_id, readme
 from toolkit.bundle.settings import Settings
-from toolkit.bundle.speech import Speech, ollama_template, speech_of
+from toolkit.bundle.speech import Speech, has_system_role, ollama_template, speech_of
 from toolkit.llamacpp import shard_paths
 from toolkit.rundir import ExportDir, replacing, sha256_of
 
@@ -41,14 +41,13 @@ def write_bundle(export: ExportDir, recipe: Recipe, *, run: str, files: Sequence
     for path in [*folder.glob(f"*{MODELFILE}"), *folder.glob(f"*{OPEN_WEBUI}"), folder / README, folder / SYSTEM_FILE]:
         path.unlink(missing_ok=True)
     texts: dict[str, str] = {SYSTEM_FILE: settings.system + "\n"} if settings.system else {}
-    has_system_role, ollama = True, None
+    ollama = None
     if files:  # one model, one tokenizer: what holds of one file holds of all
         speech = speech_of(folder / files[0], export.merged)
-        has_system_role = speech.has_system_role
         ollama = _modelfile(speech, settings)
         texts |= {beside(name, MODELFILE): ollama.text(_parts(folder / name)) for name in files}
         texts |= {beside(name, OPEN_WEBUI): _json([open_webui_model(name, speech, settings)]) for name in files}
-    texts[README] = readme(run, files, settings, has_system_role=has_system_role)
+    texts[README] = readme(run, files, settings, has_system_role=has_system_role(export.merged))
     return {
         "files": {name: _write(folder / name, text) for name, text in sorted(texts.items())},
         "ollama": ollama and {"template": ollama.template is not None, "notes": list(ollama.notes)},

@@ -32,9 +32,9 @@ def llama_server(gguf: str, settings: Settings) -> str:
     return shlex.join([*words, "--reasoning-format", "none", *settings.llama_cpp()])
 
 
-def llama_cli(gguf: str, settings: Settings) -> str:
+def llama_cli(gguf: str, settings: Settings, *, has_system_role: bool) -> str:
     """The command. Without --no-escape a backslash in the system prompt, as in \\boxed, would begin an escape."""
-    system = ["-sysf", SYSTEM_FILE, "--no-escape"] if settings.system else []
+    system = ["-sysf", SYSTEM_FILE, "--no-escape"] if settings.system and has_system_role else []
     return shlex.join(["llama-cli", "-m", gguf, *system, "--jinja", *settings.llama_cpp()])
 
 
@@ -42,8 +42,11 @@ def readme(run: str, files: Sequence[str], settings: Settings, *, has_system_rol
     """Markdown. `files` are the GGUF files."""
     parts = [_head(run, settings, has_system_role)]
     if files:
-        parts += [_llama_cpp(files, settings), _ollama(files), _open_webui(files)]
-    return "\n\n".join([*parts, _transformers(settings), _vllm(run, settings)]) + "\n"
+        commands = [
+            (llama_server(file, settings), llama_cli(file, settings, has_system_role=has_system_role)) for file in files
+        ]
+        parts += [_llama_cpp(commands, settings), _ollama(files), _open_webui(files)]
+    return "\n\n".join([*parts, _transformers(settings, has_system_role), _vllm(run, settings)]) + "\n"
 
 
 def _head(run: str, settings: Settings, has_system_role: bool) -> str:
@@ -65,13 +68,14 @@ def _head(run: str, settings: Settings, has_system_role: bool) -> str:
     return "\n".join(lines)
 
 
-def _llama_cpp(files: Sequence[str], settings: Settings) -> str:
-    commands = [f"{llama_server(file, settings)}\n{llama_cli(file, settings)}\n" for file in files]
-    system = f" Each request brings the system prompt: `{SYSTEM_FILE}`." if settings.system else ""
-    return (
-        f"## llama.cpp\n\n{_block('sh', commands)}\n\n`llama-server` speaks OpenAI's protocol at http://127.0.0.1:8080/v1.{system} "
-        "So does `toolkit serve`, without an\ninstallation of llama.cpp."
+def _llama_cpp(commands: Sequence[Sequence[str]], settings: Settings) -> str:
+    block = _block("sh", ["\n".join([*words, ""]) for words in commands])
+    text = (
+        "`llama-server` speaks OpenAI's protocol at http://127.0.0.1:8080/v1; so does `toolkit serve`, without an installation of\n"
+        "llama.cpp."
     )
+    system = f" Each request brings the system prompt, the text in `{SYSTEM_FILE}`." if settings.system else ""
+    return f"## llama.cpp\n\n{block}\n\n{text}{system}"
 
 
 def _ollama(files: Sequence[str]) -> str:
@@ -90,20 +94,20 @@ def _open_webui(files: Sequence[str]) -> str:
     )
 
 
-def _transformers(settings: Settings) -> str:
+def _transformers(settings: Settings, has_system_role: bool) -> str:
     keywords = ", ".join(f"{name}={value!r}" for name, value in settings.transformers().items())
-    chat = ['[{"role": "user", "content": "…"}]']
-    if settings.system:
-        chat = [
-            f'[{{"role": "system", "content": open("{SYSTEM_FILE}", encoding="utf-8").read()[:-1]}},',
-            '        {"role": "user", "content": "…"}]',
-        ]
+    read = f'open("{SYSTEM_FILE}", encoding="utf-8").read()'
+    chat = ['{"role": "user", "content": question}']
+    if settings.system and has_system_role:
+        chat = [f'{{"role": "system", "content": {read}[:-1]}}', *chat]
+    elif settings.system:
+        chat = [f'{{"role": "user", "content": {read} + "\\n" + question}}']
     code = [
         "from transformers import pipeline",
         "",
+        'question = "…"',
+        f"chat = [{', '.join(chat)}]",
         'model = pipeline("text-generation", model="merged")',
-        f"chat = {chat[0]}",
-        *chat[1:],
         f'print(model(chat, {keywords})[0]["generated_text"][-1]["content"])',
     ]
     return f"## transformers\n\n{_block('python', code)}"
@@ -117,7 +121,7 @@ def _vllm(run: str, settings: Settings) -> str:
         "--served-model-name",
         model_id(run),
         "--max-model-len",
-        str(settings.context),
+        f"{settings.context}",
     ]
     return f"## vLLM\n\n{_block('sh', [shlex.join([*words, '--generation-config', 'vllm'])])}"
 

@@ -51,11 +51,6 @@ class Speech:
         except Exception:
             return None
 
-    @property
-    def has_system_role(self) -> bool:
-        """Where there is none, the system text stands in the first user turn."""
-        return takes_system(lambda chat: render_chat(self.template or "", chat, bos=self.bos, eos=self.eos))
-
     def without_bos(self, chat: Messages, generate: bool) -> str | None:
         text = self.render(chat, generate)
         return text if text is None or not self.adds_bos else text.removeprefix(self.bos)
@@ -80,6 +75,13 @@ def speech_of(gguf: Path, merged: Path) -> Speech:
         adds_bos=adds_bos(gguf),
         stops=tuple(_token(file, number) for number in (ids if isinstance(ids, list) else [ids])),
     )
+
+
+def has_system_role(merged: Path) -> bool:
+    """Whether the merged model's chat template has one. Where it has none, the system text stands in the first user turn."""
+    path = merged / "chat_template.jinja"
+    template = path.read_bytes().decode("utf-8") if path.is_file() else ""
+    return takes_system(lambda chat: render_chat(template, chat, bos="", eos=""))
 
 
 def _token(file: GgufFile, number: Any) -> str:

@@ -70,7 +70,9 @@ def _harness(arguments: Arguments) -> int:
 
 
 def _ask_arguments(parser: Parser) -> None:
-    words = "the run (a folder, an id or a recipe; without it the newest), then questions; none: each line of stdin is one"
+    words = (
+        "the run (a folder, an id or a recipe; without it the newest), then questions; none: each line of stdin is one"
+    )
     parser.add_argument("words", nargs="*", metavar="[RUN] QUESTION", help=words)
     parser.add_argument("--file", type=Path, metavar="FILE", help="a question on each line")
     gold = "the right answer; once a question, in their order. Then rewards and grade are shown, too"

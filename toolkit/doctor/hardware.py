@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.doctor.versions import build
-from toolkit.preflight import Finding
+from toolkit.preflight import Finding, Status
 from toolkit.rundir import cache_folder
 
 GIB = 2**30
@@ -131,7 +131,7 @@ def _accelerators(hardware: Hardware) -> Iterator[Finding]:
         yield Finding("machine", gpu.name, f"{gpu.memory_gib} GiB, driver {gpu.driver}", *_usable(hardware))
 
 
-def _usable(hardware: Hardware) -> tuple[str, str | None]:
+def _usable(hardware: Hardware) -> tuple[Status, str | None]:
     torch = build("torch") or ""
     if hardware.usable_gpu is None:
         return "warning", "not used: UNSLOTH_FORCE_CPU is 1"

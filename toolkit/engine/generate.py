@@ -80,9 +80,7 @@ def generate(
 
     The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
     """
-    drawn = batches(
-        model, prompts, sampling, samples=samples, seed=seed, batch_rows=batch_rows, greedy_too=greedy_too
-    )
+    drawn = batches(model, prompts, sampling, samples=samples, seed=seed, batch_rows=batch_rows, greedy_too=greedy_too)
     return in_order(drawn)
 
 

@@ -2,8 +2,8 @@
 
 The rule for batches: a recipe says prompts per step and group size. Each optimiser step generates prompts * group completions
 once, and goes through them in passes of `batch_rows` completions: whole groups, as many as divide the step's completions
-and fit `tokens_per_pass` of this memory, or, where not even one group fits, the largest divisor that does. TRL's batch, accumulation and
-generation batch follow from the recipe and the machine, and only memory depends on the machine.
+and fit `tokens_per_pass` of this memory, or, where not even one group fits, the largest divisor that does. TRL's batch,
+accumulation and generation batch follow from the recipe and the machine, and only memory depends on the machine.
 
 It loads no model. The numbers come from torch, so the first question costs torch's import.
 """

@@ -97,7 +97,9 @@ def _steps(run: RunDir, checkpoints: Checkpoints) -> list[int]:
     missing = [step for step in wanted if step not in there]
     if missing:
         found = ", ".join(map(str, there)) or "none"
-        raise ToolkitError(f"there is no checkpoint of step {missing[0]}", where=str(run.path), hint=f"there are: {found}")
+        raise ToolkitError(
+            f"there is no checkpoint of step {missing[0]}", where=str(run.path), hint=f"there are: {found}"
+        )
     return wanted
 
 

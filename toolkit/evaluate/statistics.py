@@ -67,5 +67,5 @@ def majority_at(k: int, votes: Sequence[str | None], right: Sequence[bool]) -> f
 def _won(cast: Sequence[tuple[str | None, bool]]) -> float:
     counts = Counter(vote for vote, _ in cast if vote is not None)
     first = [vote for vote, count in counts.items() if count == max(counts.values())]
-    said = {vote: right for vote, right in cast}
+    said = dict(cast)
     return sum(said[vote] for vote in first) / len(first) if first else 0.0

@@ -38,7 +38,8 @@ class StepFacts:
     highest: Mapping[str, float]
     """Per reward, of the completions it judged; a reward that abstained from all is missing."""
     spread: Mapping[str, float]
-    """Per reward: standard deviation within a group, averaged over the groups; not weighted."""
+    """Per reward: standard deviation within a group, averaged over the groups in which it differs, 0 without any; not weighted.
+    So it says how much a reward counts where it speaks, not how rarely it does."""
     duplicates: float | None
     """(completions - different ones) / (completions - 1) of a group, averaged: 0 all differ, 1 all are one text."""
 
@@ -56,13 +57,17 @@ def step_facts(entries: Iterable[Line]) -> StepFacts:
     return StepFacts(
         lowest={name: min(values) for name, values in whole.items() if values},
         highest={name: max(values) for name, values in whole.items() if values},
-        spread={name: _mean([statistics.pstdev(group) for group in lists if group]) for name, lists in said.items()},
+        spread={name: _mean(_spreads(lists)) for name, lists in said.items()},
         duplicates=_mean([same / (size - 1) for same, size in different if size > 1]) if different else None,
     )
 
 
 def _known(group: Sequence[Line], name: str) -> list[float]:
     return [entry[name] for entry in group if entry[name] is not None]
+
+
+def _spreads(groups: Sequence[Sequence[float]]) -> list[float]:
+    return [spread for group in groups if group and (spread := statistics.pstdev(group)) > 0]
 
 
 def _mean(values: Sequence[float]) -> float:

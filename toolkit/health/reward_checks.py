@@ -86,7 +86,7 @@ def dominating(records: Records, threshold: float) -> list[Seen]:
 
 
 def _spread(records: Records, name: str) -> float:
-    found = [facts.spread[name] for facts in records.facts if name in facts.spread]
+    found = [spread for facts in records.facts if (spread := facts.spread.get(name, 0.0)) > 0]
     return sum(found) / len(found) if found else 0.0
 
 

@@ -18,9 +18,7 @@ def section(evaluation: Mapping[str, Any] | None) -> str:
         return "## Evaluation\n\nNot evaluated, or the record of it is not at hand."
     graded = evaluation.get("graded", True)
     heads, line = (_GRADED, _graded_line) if graded else (_GOLDLESS, _goldless_line)
-    rows = [
-        (words, *line(evaluation["models"][name])) for name, words in MODELS.items() if name in evaluation["models"]
-    ]
+    rows = [(MODELS.get(name, inline(name)), *line(model)) for name, model in evaluation["models"].items()]
     changes = [
         f"- {_change(pair, change, graded)}"
         for pair, change in evaluation["differences"].items()

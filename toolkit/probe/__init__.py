@@ -55,6 +55,7 @@ def _probe(name: str, recipe: Recipe, prompts: int) -> Forecast:
     longest_prompt = max(len(policy.prompt_ids(recipe.task.messages(row))) for row in chosen)
     measured = Measured(
         sampling_s=sampling_s,
+        sampled_tokens=sum(entry["tokens"] for entry in entries),
         step_s=step_s,
         warmup_step_s=warmup_s,
         loaded_gib=loaded_gib,
@@ -129,7 +130,7 @@ def _one_step(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> tuple[floa
     from toolkit.engine.load import add_adapter
     from toolkit.engine.trainers import run_grpo
 
-    short = recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update={"max_steps": 1})})
+    short = with_spread(recipe.model_copy(update={"grpo": recipe.grpo.model_copy(update={"max_steps": 1})}))
     seen: list[tuple[float | None, list[Entry]]] = []
 
     def on_step(_step: int, logs: dict[str, Any], table: list[Entry]) -> bool:
@@ -144,6 +145,19 @@ def _one_step(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> tuple[floa
         whole_s = time.monotonic() - begin
     step_s, table = seen[0]
     return warmup_s, step_s or whole_s, table  # TRL's own clock leaves out what building a trainer takes
+
+
+def with_spread(recipe: Recipe) -> Recipe:
+    """The recipe with a reward that hardly counts and nearly always differs, for measuring a step.
+
+    Where a base earns nothing all groups are without spread; on a CPU they cost no backward pass, which training will need.
+    """
+    from toolkit.rewards.length import Length
+
+    if any(reward.name == "length" for reward in recipe.rewards):
+        return recipe
+    tie_breaker = Length(ideal=1, unit="characters", form="distance", weight=1e-3)
+    return recipe.model_copy(update={"rewards": (*recipe.rewards, tie_breaker)})
 
 
 def _warmup_step(policy: Policy, recipe: Recipe, rows: Sequence[Row], folder: Path) -> float:
@@ -174,7 +188,7 @@ def show(found: Forecast) -> None:
         (name, *(_figure(value) for value in (paid.mean, paid.lowest, paid.highest, paid.spread)))
         for name, paid in found.rewards.items()
     ]
-    console.table("what is paid", ("reward", "mean", "lowest", "highest", "spread within a group"), rows=rewards)
+    console.table("what is paid", ("reward", "mean", "lowest", "highest", "spread where it differs"), rows=rewards)
     console.table("forecast", ("", "likely", "range"), _lines(found))
 
 

@@ -17,7 +17,7 @@ Entry = Mapping[str, Any]
 QUICKEST = 0.5
 """Later steps may take half as long as the first (measured on the default recipe: 21 s, then 11 s): completions get shorter, and
 on a CPU groups without spread cost no backward pass."""
-BUCKETS = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "always")
+BUCKETS: tuple[str, ...] = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Measured:
     """What a probe measured besides its completions. Times in seconds, memory in GiB."""
 
     sampling_s: float
+    sampled_tokens: int
     step_s: float
     """One whole optimiser step: generation, rewards, backward passes."""
     warmup_step_s: float
@@ -52,7 +53,7 @@ class RewardSpread:
     lowest: float | None
     highest: float | None
     spread: float
-    """Standard deviation within a group, averaged over the groups."""
+    """Standard deviation within a group, averaged over the groups in which the reward differs; 0 without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,8 @@ class Forecast:
 def forecast(name: str, recipe: Recipe, entries: Sequence[Entry], measured: Measured, *, heldout: int) -> Forecast:
     """From completions with their rewards, `right` and `well_formed` (None without golds), and whether their group is `dead`."""
     groups = list(grouped(entries).values())
-    tokens = sum(entry["tokens"] for entry in entries)
     length = _mean_range([statistics.fmean(entry["tokens"] for entry in group) for group in groups])
-    graded, answer_s = recipe.task.graded, measured.sampling_s / len(entries)
+    graded = recipe.task.graded
     return Forecast(
         recipe=name,
         prompts=len(groups),
@@ -98,9 +98,9 @@ def forecast(name: str, recipe: Recipe, entries: Sequence[Entry], measured: Meas
         dead_groups=share_range(sum(group[0]["dead"] for group in groups), len(groups)),
         completion_length=length,
         cut_off=_mean_range([statistics.fmean(entry["cut_off"] for entry in group) for group in groups], most=1.0),
-        tokens_per_second=tokens / measured.sampling_s,
+        tokens_per_second=measured.sampled_tokens / measured.sampling_s,
         step_s=measured.step_s,
-        run_s=run_seconds(recipe, measured, length.likely, answer_s * answers(recipe, heldout)),
+        run_s=run_seconds(recipe, measured, length.likely, evaluation_seconds(recipe, measured, len(entries), heldout)),
         memory_gib=memory(recipe, measured),
         has_warmup=recipe.warmup is not None,
     )
@@ -164,16 +164,23 @@ def answers(recipe: Recipe, heldout: int) -> int:
     return min(recipe.eval.rows, heldout) * (recipe.eval.samples + recipe.eval.greedy) * models
 
 
-def run_seconds(recipe: Recipe, measured: Measured, length: float, evaluation_s: float) -> Range:
+def evaluation_seconds(recipe: Recipe, measured: Measured, sampled: int, heldout: int) -> Range:
+    """At the speed of the probe's `sampled` completions; at least, if a fuller batch takes no longer than the probe's."""
+    likely = measured.sampling_s / sampled * answers(recipe, heldout)
+    longest = recipe.grpo.max_completion_length * sampled / max(1, measured.sampled_tokens)
+    return Range(likely, likely * min(1.0, sampled / recipe.eval.batch_size), likely * max(1.0, longest))
+
+
+def run_seconds(recipe: Recipe, measured: Measured, length: float, evaluation: Range) -> Range:
     """Warm-up, GRPO and evaluation. At most: every completion as long as it may be, every group drawn again in every round."""
     grpo = recipe.grpo
     longest = max(1.0, grpo.max_completion_length / length)
     grpo_s = grpo.max_steps * measured.step_s
     before = (recipe.warmup.max_steps if recipe.warmup else 0) * measured.warmup_step_s
     return Range(
-        before + grpo_s + evaluation_s,
-        before + QUICKEST * (grpo_s + evaluation_s),
-        before + longest * (grpo_s * (1 + grpo.resample_rounds) + evaluation_s),
+        before + grpo_s + evaluation.likely,
+        before + QUICKEST * grpo_s + evaluation.low,
+        before + longest * grpo_s * (1 + grpo.resample_rounds) + evaluation.high,
     )
 
 

@@ -16,7 +16,7 @@ from toolkit.rewards import REWARDS
 from toolkit.tasks.base import Row, grade
 
 if TYPE_CHECKING:
-    import pyarrow
+    from pyarrow.parquet import FileMetaData
 
 RIGHT, LENIENT, FORMED, CUT, UNUSED = 1, 2, 4, 8, 16
 """Bits of `flags`: right; right when tags are ignored; in the answer format; cut off; drawn, but not trained on."""
@@ -69,7 +69,7 @@ def stride(rows: int, size_bytes: int) -> int:
     return max(1, math.ceil(rows / MOST_ROWS), math.ceil(size_bytes / MOST_BYTES))
 
 
-def _size(metadata: pyarrow.parquet.FileMetaData) -> tuple[int, int]:
+def _size(metadata: FileMetaData) -> tuple[int, int]:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return metadata.num_rows, sum(group.total_byte_size for group in groups)
 

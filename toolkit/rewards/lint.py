@@ -167,7 +167,7 @@ def _reward_problems(rewards: Sequence[RewardBase], task: TaskBase) -> list[Prob
     for reward in rewards:
         if reward.reads_gold and not task.graded:
             problems.append(
-                _problem("error", f"{reward.name} reads the gold, and the task {task.name} has none", reward)
+                _problem("error", f"{reward.name} reads the gold, and the task {_name(task)} has none", reward)
             )
         elif reward.reads_gold and reward.weight < 0:
             message = f"{reward.name} has weight {reward.weight:g}: a right answer is punished"
@@ -177,6 +177,10 @@ def _reward_problems(rewards: Sequence[RewardBase], task: TaskBase) -> list[Prob
                 _problem("warning", f"{reward.name} has weight 0: it is recorded, and pays nothing", reward)
             )
     return problems
+
+
+def _name(task: TaskBase) -> str:
+    return getattr(task, "name", type(task).__name__)
 
 
 def _broken_problems(trial: Trial) -> list[Problem]:

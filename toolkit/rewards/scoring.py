@@ -51,9 +51,9 @@ def score_file(rewards: Sequence[RewardBase], path: str | Path, *, task: TaskBas
     reward reads it, and whatever columns rewards ask for. A gold that cannot be read never pays; it is logged with its
     line number.
     """
-    for number, batch in enumerate(_batches(_completions(Path(path), task))):
+    for at, batch in enumerate(_batches(_completions(Path(path), task))):
         texts, rows = [text for text, _ in batch], [row for _, row in batch]
-        if not number:
+        if not at:
             _require_columns(rewards, rows)
         _warn_of_golds(rewards, rows)
         paid = {reward.name: reward.score_batch(texts, rows) for reward in rewards}
@@ -63,10 +63,10 @@ def score_file(rewards: Sequence[RewardBase], path: str | Path, *, task: TaskBas
 
 
 def _require_columns(rewards: Sequence[RewardBase], rows: Sequence[Row]) -> None:
-    """A user's function is compared with what the first rows hold before it is called."""
+    """A user's function is compared with what the first rows hold before it is called. A gold may be missing here or there."""
     for reward in rewards:
         if isinstance(reward, Python):
-            reward.ready(rows)
+            reward.ready([row for row in rows if row.gold] or rows)
 
 
 def _completions(path: Path, task: TaskBase) -> Iterator[tuple[str, Row]]:

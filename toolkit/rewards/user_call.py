@@ -77,4 +77,3 @@ async def _awaited(results: Sequence[Any]) -> list[Any]:
 
 def _raised(error: BaseException) -> Fault:
     return Fault(f"raised {what_was_raised(error)}", error)
-

@@ -191,7 +191,9 @@ def _parsed(path: Path, number: int, line: bytes) -> Any:
         raise DataError(what, where=where, hint=_UTF8) from cause
     except (ValueError, RecursionError) as cause:
         whole = number == 1 and line.lstrip(codecs.BOM_UTF8).startswith(b"[")
-        hint = "one JSON object a line; a file that holds one list is called .json" if whole else "one JSON object a line"
+        hint = (
+            "one JSON object a line; a file that holds one list is called .json" if whole else "one JSON object a line"
+        )
         raise DataError(f"the line is not JSON: {cause}", where=where, hint=hint) from cause
 
 
@@ -224,7 +226,9 @@ def _no_list(text: str, path: Path) -> DataError:
         return _not_json(path, text, _skip(text, end), "something follows the first value")
     if isinstance(value, dict) and _is_by_columns(value):
         return _by_columns(value, str(path))
-    inner = next((key for key, held in value.items() if isinstance(held, list)), None) if isinstance(value, dict) else None
+    inner = (
+        next((key for key, held in value.items() if isinstance(held, list)), None) if isinstance(value, dict) else None
+    )
     hint = f"save the list under {inner!r} alone" if inner else "one list, with one object a row"
     return DataError(f"the file holds a JSON {_kind(value)}, not a list of objects", where=str(path), hint=hint)
 

@@ -76,7 +76,9 @@ def _columns(record: Mapping[str, Any], where: str) -> tuple[str, str]:
     question, answer = record.get("question"), record.get("answer")
     if isinstance(question, str) and isinstance(answer, str) and question.strip():
         return question, answer
-    found = ", ".join(f"{name} ({'empty' if value in (None, '') else type(value).__name__})" for name, value in record.items())
+    found = ", ".join(
+        f"{name} ({type(cell).__name__ if str(cell or '').strip() else 'empty'})" for name, cell in record.items()
+    )
     hint = "task.name: table reads columns of other names, and golds that are numbers"
     raise DataError(f"a row needs the texts question and answer; found: {found or 'nothing'}", where=where, hint=hint)
 

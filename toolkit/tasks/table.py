@@ -116,7 +116,9 @@ class Table(FileTask):
     def build(self, split: Split) -> Built:
         """The rows of a half's own source, before any are set aside."""
         golds = Golds(self._read_gold, self.judge_of) if self.graded else None
-        return build(self.source(split), self._columns, prefix=f"table/{split}" if self._apart else "table", golds=golds)
+        return build(
+            self.source(split), self._columns, prefix=f"table/{split}" if self._apart else "table", golds=golds
+        )
 
     def halves(self, rows: Sequence[Row]) -> Halves:
         """Rows of one source as the halves that it stands for."""
@@ -156,4 +158,3 @@ def _read_once(task: Table, split: Split, stamp: object) -> tuple[Halves, tuple[
     """A step asks for both halves and for what was left out; a data set on the Hub takes seconds each time."""
     built = task.build(split)
     return task.halves(built.rows), built.notices
-

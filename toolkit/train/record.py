@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import toolkit
 from toolkit.rundir import SCHEMA, RunDir, read_json, replacing, write_json
+from toolkit.train.energy import EnergyMeter
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
@@ -109,6 +110,7 @@ class Recorder:
     def __init__(self, run: RunDir, stage: str) -> None:
         self._run, self._stage = run, stage
         self._since = time.monotonic()
+        self._energy = EnergyMeter()
 
     def rewind(self, checkpoint: Path | None) -> None:
         """Forget what was recorded of this stage's steps after the checkpoint (None: of all): they are run again."""
@@ -186,7 +188,9 @@ class Recorder:
 
     def _append(self, line: dict[str, Any]) -> dict[str, Any]:
         now = time.monotonic()
+        energy = self._energy.since_last()
         line = {key: _finite(value) for key, value in line.items()} | {"seconds": now - self._since}
+        line |= {} if energy is None else {"energy_j": round(energy, 1)}
         self._since = now
         with self._run.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
