@@ -54,3 +54,11 @@ def asked(run: str, questions: list[str], golds: Any = (), samples: int = 0) -> 
     from toolkit.ask import ask
 
     return ask(Path(run), questions, golds=golds, samples=samples)
+
+
+def trained_until_it_falls(recipe: Any, run: str | None = None) -> dict[str, Any]:
+    """The training step, where the third evaluation is found to be one too many."""
+    import unsloth_side
+
+    with mock.patch("toolkit.train.heldout.falls", lambda found, *_: len(found) >= 3):
+        return unsloth_side.train_tiny(recipe, run, None, "recipe")

@@ -136,3 +136,14 @@ def test_transformers_pipeline_loads_the_merged_folder_as_the_readme_says(
     monkeypatch.chdir(tmp_path)
     exec(code[1], {})
     assert capsys.readouterr().out.strip()
+
+
+def test_vllm_loads_the_merged_folder_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = pytest.importorskip("vllm")
+    for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    tiny_llama(hidden_size=256).bfloat16().save_pretrained(tmp_path)  # it knows no heads smaller than 64
+    byte_tokenizer().save_pretrained(tmp_path)
+    model = vllm.LLM(model=str(tmp_path), enforce_eager=True, max_model_len=128, generation_config="vllm")
+    (answer,) = model.chat([{"role": "user", "content": "Hi"}], vllm.SamplingParams(max_tokens=4, temperature=0))
+    assert 0 < len(answer.outputs[0].token_ids) <= 4

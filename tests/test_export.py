@@ -30,7 +30,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path, tmp_path: Path) -> None:
     """With everything: an importance matrix, shards, a GGUF LoRA."""
-    settings = {"gguf": ["f16", "q4_k_m", "iq2_xxs"], "imatrix": True, "lora_gguf": True, "max_shard_size": "20MB"}
+    settings = {"gguf": ["f16", "q4_k_m", "iq2_xxs"], "imatrix": True, "lora_gguf": True, "max_shard_size": "28MB"}
     run = run_with(tiny_run, tmp_path, **settings)
     record = exported(run, tmp_path / "one")
     first = files_in(tmp_path / "one")
@@ -57,8 +57,8 @@ def test_nothing_in_the_files_is_of_the_machine(
     """But for the recipe, which is the run's own and may name a folder as its base."""
     run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True)
     exported(run, tmp_path / "out")
-    words = [str(tmp_path), str(tiny_run.parent.parent), str(Path.home()), sys.prefix, socket.gethostname()]
-    words += [f"/{getpass.getuser()}/"]
+    words = [str(tmp_path), str(tiny_run.parent.parent), str(Path.home()), sys.prefix, f"/{getpass.getuser()}/"]
+    words += [name for name in (socket.gethostname(),) if len(name) > 5]  # shorter ones are words
     for name, content in files_in(tmp_path / "out").items():
         if name not in ("recipe.json", "manifest.json"):
             for word in words:
@@ -76,7 +76,7 @@ def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: 
 def test_paths_may_hold_spaces_quotes_umlauts_and_leading_dashes(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="10MB")
+    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="16MB")
     odd = tmp_path / '-ein Lauf\'s "Größe" $x'
     shutil.move(run, odd)
     monkeypatch.chdir(tmp_path)
@@ -148,7 +148,8 @@ def test_the_disk_that_is_asked_for_is_enough_and_not_far_too_much(
         if known.needs_imatrix or (kind == "q1_0" and hidden % 128):
             continue
         quantize(tmp_path / "source.gguf", tmp_path / "out.gguf", kind=kind)
-        data = sum(len(tensor.data) for tensor in GgufFile(tmp_path / "out.gguf").tensors.values())
+        tensors = GgufFile(tmp_path / "out.gguf").tensors.values()
+        data = sum(len(tensor.data) for tensor in tensors if len(tensor.shape) > 1)
         asked = weights_bytes(kind, matrices=sum(counts.values()) - embeddings, embeddings=embeddings)
         assert data <= asked <= 1.6 * data, (kind, columns)
     checkpoint = open_checkpoint(base)

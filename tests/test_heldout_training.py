@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import evaluation_side
 import unsloth_side
 from heldout_effects import followed
 from models import small_recipe
@@ -16,7 +18,7 @@ from toolkit.errors import RecipeError
 from toolkit.recipe import Recipe, load_recipe
 from toolkit.rundir import RunDir
 from toolkit.train.heldout import Score, best, falls, scores, warn_of_selection
-from toolkit.train.record import Recorder, read_state
+from toolkit.train.record import Recorder, read_state, write_state
 
 pytest_plugins = ("shared",)
 
@@ -170,3 +172,19 @@ def test_an_interrupted_run_with_evaluations_goes_on_to_the_same_end(
     assert trained(unsloth_process, choosing, str(run.path))["raised"] is None
     assert_same(run, whole)
     assert read_state(run)["kept_step"] == read_state(whole)["kept_step"]
+
+
+def test_a_training_that_is_stopped_early_is_done_and_stays_so(
+    unsloth_process: Ask, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tiny_checkpoint, every=1, stop_after=1)
+    found = unsloth_process(evaluation_side.trained_until_it_falls, recipe)
+    run = RunDir(Path(found["run"]))
+    assert found["raised"] is None and read_state(run)["state"] == "done"
+    assert steps(run) == [("eval", 0), ("grpo", 1), ("eval", 1), ("grpo", 2), ("eval", 2)]
+    killed = RunDir(Path(shutil.copytree(run.path, tmp_path / "run")))
+    shutil.rmtree(killed.adapter)
+    write_state(killed, "running")
+    again = unsloth_process(evaluation_side.trained_until_it_falls, recipe, str(killed.path))
+    assert again["raised"] is None
+    assert_same(killed, run)

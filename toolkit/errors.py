@@ -128,5 +128,5 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice most like `word`, or None when nothing is close enough to be worth naming."""
     folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
     wanted = word[:200].casefold().replace("-", "_")
-    found = difflib.get_close_matches(wanted, list(folded), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(wanted, list(folded), n=1, cutoff=0.6)
     return folded[found[0]] if found else None

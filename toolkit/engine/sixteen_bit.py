@@ -52,10 +52,10 @@ def merge_base(model: Model, export: Export) -> MergeBase:
     """
     config = _config(model.source, model.revision)
     if not _is_quantized(config):
-        return MergeBase(checkpoint_of(model.source, model.revision), _shown(model.source), "the base itself")
+        return MergeBase(checkpoint_of(model.source, model.revision), shown(model.source), "the base itself")
     if export.dequantize_base:
         own = checkpoint_of(model.source, model.revision)
-        return MergeBase(dequantized(own), _shown(model.source), "the 4-bit copy, computed back to 16 bits", lossy=True)
+        return MergeBase(dequantized(own), shown(model.source), "the 4-bit copy, computed back to 16 bits", lossy=True)
     original, found = (export.base, "named in export.base") if export.base else _original(model.source, config)
     if original is None:
         what = "the base is a 4-bit copy, and nothing says of which 16-bit model"
@@ -66,7 +66,7 @@ def merge_base(model: Model, export: Export) -> MergeBase:
         error.hint = f"{error.hint}; or {_ASK}" if error.hint else _ASK
         raise
     _check_same(config, read_json(folder / "config.json"), model.source, original)
-    return MergeBase(folder, _shown(original), found)
+    return MergeBase(folder, shown(original), found)
 
 
 def _config(source: str, revision: str | None) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def _is_quantized(config: dict[str, Any]) -> bool:
     return "quantization_config" in config or "quantization_config" in (config.get("text_config") or {})
 
 
-def _shown(source: str) -> str:
-    """A name for records: nothing of this machine's folders."""
+def shown(source: str) -> str:
+    """A source's name for records: nothing of this machine's folders."""
     return source if is_hub_name(source) or source.startswith("package:") else Path(source).name
 
 

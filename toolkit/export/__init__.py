@@ -161,8 +161,10 @@ def _write_lora(target: ExportDir, name: str) -> dict[str, Any]:
 
 
 def _describe_base(base: MergeBase, recipe: Recipe) -> dict[str, Any]:
+    from toolkit.engine.sixteen_bit import shown
+
     return {
-        "source": recipe.model.source,
+        "source": shown(recipe.model.source),
         "revision": recipe.model.revision,
         "merged_into": {"name": base.name, "found": base.found, "lossy": base.lossy, "commit": _commit(base.folder)},
         **_hashes(base.folder, "*.safetensors"),

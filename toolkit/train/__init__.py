@@ -107,7 +107,7 @@ def _say_plan(recipe: Recipe, rows: Sequence[Row]) -> None:
 
 def _require_a_step(recipe: Recipe, rows: Sequence[Row]) -> None:
     if len(rows) < recipe.grpo.prompts_per_step:
-        hint = "raise grpo.max_prompt_length, or lower grpo.prompts_per_step"
+        hint = "lower grpo.prompts_per_step, or raise grpo.max_prompt_length where prompts were too long"
         raise DataError(f"one step needs {recipe.grpo.prompts_per_step} rows, and there are {len(rows)}", hint=hint)
 
 
