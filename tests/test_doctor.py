@@ -203,6 +203,17 @@ def test_a_half_written_line_and_missing_files_are_left_out(recorded: RunDir) ->
     assert rules(diagnose(recorded)) == []
 
 
+@pytest.mark.parametrize(("graded", "found"), [(True, ["reward-hacking"]), (False, [])])
+def test_an_evaluation_with_fewer_right_answers_is_found(recorded: RunDir, graded: bool, found: list[str]) -> None:
+    difference = {"delta": -0.2, "ci95": [-0.25, -0.15]}
+    record = {
+        "graded": graded,
+        "differences": {"tuned-base": {"delta": 0.3, "ci95": [0.2, 0.4]}, "tuned-warmup": difference},
+    }
+    recorded.evaluation.write_text(json.dumps(record), encoding="utf-8")
+    assert rules(diagnose(recorded)) == found
+
+
 def test_the_change_of_an_adapter_is_that_of_its_weights(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file

@@ -18,6 +18,7 @@ from toolkit.errors import DataError, ToolkitError
 from toolkit.evaluate.asking import few_shot_chats, vote
 from toolkit.evaluate.progress import Progress
 from toolkit.evaluate.sets import chosen, overlap_record
+from toolkit.recipe import Recipe
 from toolkit.rundir import RunDir
 from toolkit.tasks import Row
 
@@ -78,6 +79,21 @@ def test_rows_that_were_trained_on_are_counted_and_named() -> None:
 
     found = overlap_record(rows("What is 1 + 1?", "Three?"), rows("What is 1 + 1?", "what  is 1 + 1?", "Four?"))
     assert found == {"exact": 1, "folded": 1, "row_ids": ["r0", "r1"]}
+
+
+def test_it_is_said_first_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"question": f"What is {n} + 1?", "answer": f"One more. #### {n + 1}"} for n in range(9)]
+    for name, some in (("train", lines[:8]), ("test", lines[6:])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, some)))
+    task = {"name": "gsm8k", "train_file": str(tmp_path / "train.jsonl"), "heldout_file": str(tmp_path / "test.jsonl")}
+    recipe = Recipe.model_validate(RECIPE.model_dump(mode="json") | {"task": task})
+    record, _ = evaluate(recipe, tmp_path / "one")
+    assert record["overlap"] == {"exact": 2, "folded": 0, "row_ids": ["gsm8k/heldout/1", "gsm8k/heldout/2"]}
+    seen = capsys.readouterr()
+    assert "2 of 3 rows stand among the training rows, too (gsm8k/heldout/1" in seen.err
+    (tmp_path / "train.jsonl").unlink()
+    assert evaluate(recipe, tmp_path / "two")[0]["overlap"] is None
+    assert "not known" in capsys.readouterr().err
 
 
 # Whom.

@@ -37,12 +37,14 @@ def test_two_exports_are_equal_to_the_bit_and_leave_nothing_else(tiny_run: Path,
     exported(run, tmp_path / "two")
     exported(run, tmp_path / "one")
     assert first == files_in(tmp_path / "two") == files_in(tmp_path / "one")
-    assert {name for name in first if not name.startswith("merged/")} == {
+    manifest = json.loads(first["manifest.json"])
+    beside = set(manifest["bundle"]["files"])
+    assert {"tiny-f16.Modelfile", "tiny-q4_k_m.open-webui.json", "README.md"} < beside
+    assert {name for name in first.keys() - beside if not name.startswith("merged/")} == {
         "manifest.json", "recipe.json", "tiny-f16-00001-of-00002.gguf", "tiny-f16-00002-of-00002.gguf",
         "tiny-q4_k_m.gguf", "tiny-iq2_xxs.gguf", "imatrix/imatrix.gguf", "adapter/adapter_config.json",
         "adapter/adapter_model.safetensors", "adapter/tiny-lora.gguf",
     }  # fmt: skip
-    manifest = json.loads(first["manifest.json"])
     assert manifest["schema"] == 1
     assert [file["type"] for file in manifest["files"]] == settings["gguf"]
     assert record.files[1].tensor_types["Q4_K"] > 0

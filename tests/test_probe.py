@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def _task(values: dict[str, Any]) -> Any:
     from toolkit.tasks import Task
 
     return TypeAdapter(Task).validate_python(values)
+
+
+@pytest.mark.parametrize(("other_work", "warned"), [(0.1, False), (4.0, True)])
+def test_a_busy_machine_is_said_to_be_one(other_work: float, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = replace(MEASURED, other_work=other_work)
+    show(forecast("mine", small_recipe("org/model"), entries(0, 0.5), measured, heldout=4))
+    assert ("others use this machine" in capsys.readouterr().err) is warned
 
 
 def test_after_a_warm_up_the_forecast_is_said_to_be_the_bases(capsys: pytest.CaptureFixture[str]) -> None:

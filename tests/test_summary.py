@@ -61,6 +61,18 @@ def test_the_summary_says_what_was_learned_what_was_made_and_what_to_do(
     assert shlex.split(command)[1:] == ["-m", "toolkit", "chat", "exports/a b"]
 
 
+def test_rows_that_were_trained_on_are_not_called_new(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = {"overlap": {"exact": 2, "folded": 1, "row_ids": ["a", "b", "c"]}}
+    sentence = "Of +31.0 points from base to tuned, 22.0 are format and 9.0 are answers."
+    (folders[0] / "eval.json").write_text(json.dumps(evaluation() | seen | {"gain": {"sentence": sentence}}))
+    show_summary(*folders)
+    text = capsys.readouterr().out
+    assert "300 problems (3 of them stand in the training data, too)" in text and "not in the training" not in text
+    assert sentence in text and "toolkit ask 'runs/a b'" in text
+
+
 def test_a_file_that_was_not_verified_is_not_called_so(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

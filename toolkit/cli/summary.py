@@ -24,14 +24,14 @@ def show_summary(run: Path, export: Path) -> None:
     if evaluation.get("gain"):
         console.say(evaluation["gain"]["sentence"])
     _show_files(ExportDir(export))
-    _show_next(ExportDir(export))
+    _show_next(run, ExportDir(export))
 
 
 def _show_answers(evaluation: dict[str, Any]) -> None:
     graded = evaluation.get("graded", True)
     models = [(name, evaluation["models"][key]) for key, name in MODELS.items() if key in evaluation["models"]]
     what = "problems" if graded else "prompts"
-    title = f"What was learned: answers to {evaluation['n']} {what} that were not in the training"
+    title = f"What was learned: answers to {evaluation['n']} {what} {_unseen(evaluation.get('overlap'))}"
     heads = ("right, sampled", "right, greedy", "in the right format") if graded else _REWARD_HEADS
     line = _graded_line if graded else _reward_line
     console.table(title, ("model", *heads), [(name, *line(model)) for name, model in models])
@@ -40,6 +40,11 @@ def _show_answers(evaluation: dict[str, Any]) -> None:
         f"{evaluation['decoding']['temperature']:g}, as in training; greedy: the likeliest answer; "
         "in brackets: 95 % interval[/]"
     )
+
+
+def _unseen(overlap: dict[str, Any] | None) -> str:
+    both = overlap["exact"] + overlap["folded"] if overlap else 0
+    return f"({both} of them stand in the training data, too)" if both else "that were not in the training"
 
 
 _REWARD_HEADS = ("mean reward, sampled", "mean reward, greedy", "tokens")
@@ -104,7 +109,9 @@ def _show_files(export: ExportDir) -> None:
         console.say(f"  {console.untrusted(path.ljust(width))}  {result['size_bytes'] / 1e6:7.0f} MB  {verdict}")
 
 
-def _show_next(export: ExportDir) -> None:
+def _show_next(run: Path, export: ExportDir) -> None:
+    ask = shlex.join([_python(), "-m", "toolkit", "ask", str(run)])
+    console.say(f'[bold]Before and after, side by side[/]\n  [green]{console.untrusted(ask)} "…"[/]')
     file = preferred_gguf(read_json(export.manifest)["files"])
     if file is None:
         console.say(

@@ -42,8 +42,7 @@ def evaluate_run(
     changed = recipe.eval.model_copy(update={key: value for key, value in changes.items() if value is not None})
     recipe = recipe.model_copy(update={"eval": changed})
     evaluation = chosen(recipe, on=on, first=first, max_tokens=max_tokens)
-    overlap = overlap_record(recipe.task.rows("train"), evaluation.rows)
-    _say_overlap(overlap, len(evaluation.rows))
+    overlap = _overlap(recipe, evaluation)
     try:
         record, answers, progress = _asked(run, evaluation, checkpoints)
     except KeyboardInterrupt as stop:
@@ -66,13 +65,21 @@ def _trained(path: Path) -> tuple[RunDir, Recipe]:
     return run, recipe
 
 
-def _say_overlap(overlap: dict[str, Any], asked: int) -> None:
+def _overlap(recipe: Recipe, evaluation: EvaluationSet) -> dict[str, Any] | None:
+    """How many of the rows were trained on, said before anything is asked; None where the training rows are not at hand."""
+    asked = len(evaluation.rows)
+    try:
+        overlap = overlap_record(recipe.task.rows("train"), evaluation.rows)
+    except ToolkitError as error:
+        console.warn(console.untrusted(f"whether rows were trained on is not known: {error}"))
+        return None
     found = overlap["exact"] + overlap["folded"]
     if found:
         ids = console.untrusted(", ".join(overlap["row_ids"][:3]))
         console.warn(f"{found} of {asked} rows stand among the training rows, too ({ids} …): they measure memory")
     else:
         console.note(f"none of the {asked} rows stands among the training rows")
+    return overlap
 
 
 def _asked(

@@ -166,7 +166,8 @@ def _gain(evaluation: Path) -> tuple[float, float] | None:
     """Against the model after warm-up where there is one, else against the base."""
     if not evaluation.is_file():
         return None
-    differences = read_json(evaluation).get("differences") or {}
+    record = read_json(evaluation)
+    differences = record.get("differences") or {} if record.get("graded", True) else {}
     for name in ("tuned-warmup", "tuned-base"):
         found = differences.get(name)
         if isinstance(found, Mapping) and "delta" in found and "ci95" in found:

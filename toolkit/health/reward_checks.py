@@ -22,7 +22,7 @@ def never_fired(records: Records, threshold: float) -> list[Seen]:
     found = []
     for name, reward in records.rewards.items():
         constant = _constant(records, name)
-        if _is_penalty(reward) or constant is None or constant == reward.bounds[1] or constant > max(threshold, 0.0):
+        if _is_penalty(reward) or constant is None or constant == reward.bounds[1] or constant > threshold:
             continue
         knob = more_spread(records) if reward.reads_gold else f"rewards.{name}.weight=0"
         what = f"the reward {name} paid {constant:g} for every completion of {len(records.facts)} steps"

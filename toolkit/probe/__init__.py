@@ -6,6 +6,7 @@ was made nobody knows that one: the forecast is for the base.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import tempfile
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from toolkit.tasks import Row
 
 Entry = dict[str, Any]
+BUSY = 0.5
+"""Processes of others a thread from which on measured times are not this machine's own."""
 
 
 def prepare() -> None:
@@ -47,6 +50,7 @@ def _probe(name: str, recipe: Recipe, prompts: int) -> Forecast:
     from toolkit.engine.load import load_policy
     from toolkit.engine.machine import peak_memory_gib
 
+    load = os.getloadavg()[0]
     policy = load_policy(recipe)
     chosen = _fitting(policy, recipe, rows, max(prompts, recipe.grpo.prompts_per_step))
     entries, sampling_s = _sampled(policy, recipe, chosen[:prompts])
@@ -61,6 +65,7 @@ def _probe(name: str, recipe: Recipe, prompts: int) -> Forecast:
         loaded_gib=loaded_gib,
         peak_gib=peak_memory_gib(policy.machine),
         step_tokens=longest_prompt + max(entry["tokens"] for entry in table),
+        other_work=load / policy.machine.threads,
     )
     return forecast(name, recipe, entries, measured, heldout=len(heldout))
 
@@ -189,6 +194,10 @@ def show(found: Forecast) -> None:
         for name, paid in found.rewards.items()
     ]
     console.table("what is paid", ("reward", "mean", "lowest", "highest", "spread where it differs"), rows=rewards)
+    if found.other_work > BUSY:
+        console.warn(
+            f"others use this machine ({found.other_work:.1f} processes a thread): alone the run would be quicker"
+        )
     console.table("forecast", ("", "likely", "range"), _lines(found))
 
 

@@ -43,6 +43,8 @@ class Measured:
     peak_gib: float
     step_tokens: int
     """The longest prompt with the longest completion of that step."""
+    other_work: float = 0.0
+    """Processes that wanted to compute before the probe began, per thread (the system's load average)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Forecast:
     run_s: Range
     memory_gib: Range
     has_warmup: bool
+    other_work: float
+    """Above 0.5 the times are longer than this machine would need by itself."""
 
     def as_json(self) -> dict[str, Any]:
         """The forecast for a program."""
@@ -103,6 +107,7 @@ def forecast(name: str, recipe: Recipe, entries: Sequence[Entry], measured: Meas
         run_s=run_seconds(recipe, measured, length.likely, evaluation_seconds(recipe, measured, len(entries), heldout)),
         memory_gib=memory(recipe, measured),
         has_warmup=recipe.warmup is not None,
+        other_work=measured.other_work,
     )
 
 

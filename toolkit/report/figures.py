@@ -42,7 +42,7 @@ def training_figures(records: Records, table: Table | None) -> list[Figure]:
         _curve(
             "length", "Completion length", steps, "completion_length",
             "Tokens; the band is one standard deviation, the dashed line the limit.",
-            band=_at(steps, spread.get("tokens", {})), limit=grpo.get("max_completion_length"),
+            band=_at(steps, spread.get("tokens", {})), floor=0, limit=grpo.get("max_completion_length"),
         ),
         _curve("cut_off", "Cut off", steps, "cut_off", "Share of completions that ran into the limit.", unit="share"),
         _curve(
@@ -96,6 +96,7 @@ def _curve(
     *,
     unit: str = "number",
     band: Sequence[float | None] | None = None,
+    floor: float = -math.inf,
     limit: float | None = None,
     minor: bool = False,
 ) -> Figure | None:
@@ -105,14 +106,15 @@ def _curve(
     return {
         "id": key, "title": title, "note": note, "unit": unit, "kind": "lines", "minor": minor, "limit": limit,
         "x": [line["step"] for line in lines],
-        "series": [{"name": title, "y": values, "band": _band(values, band) if band else None}],
+        "series": [{"name": title, "y": values, "band": _band(values, band, floor) if band else None}],
     }  # fmt: skip
 
 
-def _band(values: Sequence[float | None], spread: Sequence[float | None]) -> list[list[float | None]]:
+def _band(values: Sequence[float | None], spread: Sequence[float | None], floor: float) -> list[list[float | None]]:
     pairs = list(zip(values, spread, strict=True))
     return [
-        [None if value is None or width is None else value + sign * width for value, width in pairs] for sign in (-1, 1)
+        [None if value is None or width is None else max(floor, value + sign * width) for value, width in pairs]
+        for sign in (-1, 1)
     ]
 
 

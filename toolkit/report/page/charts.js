@@ -244,5 +244,5 @@ function valueText(series, at, figure) {
   const [low, high] = series.band ? [series.band[0][at], series.band[1][at]] : [null, null];
   if (low === null || low === undefined) return value;
   if (figure.kind === "points") return `${value} (${formatted(low, figure.unit)} to ${formatted(high, figure.unit)})`;
-  return `${value} ± ${formatted((high - low) / 2, figure.unit)}`;
+  return `${value} ± ${formatted(high - series.y[at], figure.unit)}`;
 }
