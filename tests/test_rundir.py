@@ -147,7 +147,7 @@ def test_the_newest_export_is_the_newest_with_a_manifest(tmp_path: Path) -> None
 def test_every_artefact_of_a_run_has_a_place_of_its_own() -> None:
     run = RunDir(Path("run"))
     artefacts = [name for name, value in vars(RunDir).items() if isinstance(value, property)]
-    places = [place for name in artefacts if isinstance(place := getattr(run, name), Path)]
+    places = {getattr(run, name) for name in artefacts}
     assert len(places) == len(artefacts) >= 10
     assert all(place.parent == run.path for place in places)
 

@@ -101,7 +101,6 @@ class RunDir:
         """A folder with what EleutherAI's harness wrote, by task."""
         return self.path / "harness"
 
-    @property
     def checkpoint_folders(self) -> dict[int, Path]:
         """The checkpoints that were written to their end (their state file is written last), by step."""
         found = {int(path.name.rpartition("-")[2]): path for path in self.checkpoints.glob("checkpoint-*")}
@@ -109,7 +108,7 @@ class RunDir:
 
     def adapters(self, steps: Sequence[int] = ()) -> dict[str, Path]:
         """The adapters that are there by the name of their model, in the order of training, and those of these steps."""
-        saved = self.checkpoint_folders
+        saved = self.checkpoint_folders()
         named = {"warmup": self.warmup_adapter, **{f"step{step}": saved[step] for step in steps}, "tuned": self.adapter}
         return {name: folder for name, folder in named.items() if folder.is_dir()}
 

@@ -99,7 +99,7 @@ def _asked(
 
 
 def _steps(run: RunDir, checkpoints: Checkpoints) -> list[int]:
-    there = list(run.checkpoint_folders)
+    there = list(run.checkpoint_folders())
     wanted = there if checkpoints == "all" else [int(step) for step in checkpoints]
     missing = [step for step in wanted if step not in there]
     if missing:

@@ -167,7 +167,7 @@ def _removals(run: RunDir, *, failed: bool) -> Iterator[Removal]:
             what = "checkpoints of a run that is done (for eval --checkpoint); its adapter stays"
             yield Removal(run.checkpoints, what, _size(run.checkpoints))
     elif state in ("failed", "killed", "unknown") and not run.adapter.exists():
-        left = bool(run.checkpoint_folders)
+        left = bool(run.checkpoint_folders())
         if failed or not left:
             what = f"a run that is {state}" + ("" if left else ", with nothing to go on from")
             yield Removal(run.path, what, _size(run.path))

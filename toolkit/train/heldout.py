@@ -111,7 +111,7 @@ class HeldOut:
         self._run.best.mkdir(exist_ok=True)
         with replacing(self._run.best / f"step-{found.step}") as folder:
             save_adapter(self._policy, self._recipe, folder)
-        reached = max(self._run.checkpoint_folders, default=0)
+        reached = max(self._run.checkpoint_folders(), default=0)
         safe = best(trained([line for line in lines if line["step"] <= reached]))
         wanted = {f"step-{score.step}" for score in (found, safe) if score}
         for folder in self._run.best.iterdir():

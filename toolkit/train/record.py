@@ -96,7 +96,7 @@ def _now() -> str:
 
 def last_checkpoint(run: RunDir) -> Path | None:
     """The newest checkpoint that was written to its end."""
-    return next(reversed(run.checkpoint_folders.values()), None)
+    return next(reversed(run.checkpoint_folders().values()), None)
 
 
 def step_of(checkpoint: Path) -> int:
