@@ -20,9 +20,9 @@ from toolkit.errors import DataError, ToolkitError
 from toolkit.evaluate import GREEDY
 from toolkit.evaluate.record import evaluation_record, write_answers
 from toolkit.evaluate.show import show
-from toolkit.evaluate.statistics import interval
 from toolkit.evaluate.totals import with_totals
 from toolkit.rundir import RunDir
+from toolkit.statistics import interval
 
 RECIPE = small_recipe("org/model", eval={"rows": 4, "samples": 2})
 PROMPTS = [[1, 2], [3], [4], [5]]

@@ -152,8 +152,10 @@ def test_the_disk_that_is_asked_for_is_enough_and_not_far_too_much(
         quantize(tmp_path / "source.gguf", tmp_path / "out.gguf", kind=kind)
         tensors = GgufFile(tmp_path / "out.gguf").tensors.values()
         data = sum(len(tensor.data) for tensor in tensors if len(tensor.shape) > 1)
-        asked = weights_bytes(kind, matrices=sum(counts.values()) - embeddings, embeddings=embeddings)
-        assert data <= asked <= 1.6 * data, (kind, columns)
+        asked = weights_bytes(
+            kind, matrices=sum(counts.values()) - embeddings, embeddings=embeddings, odd_rows=hidden % 256 > 0
+        )
+        assert data <= asked <= 1.4 * data, (kind, columns)
     checkpoint = open_checkpoint(base)
     monkeypatch.setattr(space, "VOCABULARY_BYTES", 0)
     one, split = (needed_bytes(checkpoint, ["f16"], split_bytes=limit) for limit in (None, 1000))

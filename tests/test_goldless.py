@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +13,6 @@ import unsloth_side
 from models import small_recipe
 from run_files import drawn, lines
 from toolkit.rundir import RunDir
-from toolkit.verify import _row
-from toolkit.verify.gguf_checks import _check_grades
-from toolkit.verify.merged_checks import task_summary
-from toolkit.verify.record import FileResult
 
 pytest_plugins = ("shared",)
 
@@ -86,18 +81,3 @@ def test_a_run_in_which_nothing_could_be_judged_says_so(unsloth_process: Ask, ti
     found = unsloth_process(unsloth_side.train_tiny, recipe, None, None, "recipe")
     assert (found["raised"], found["exit_code"]) == ("EngineError", 2)
     assert "no reward could judge any completion" in found["message"] and "toolkit check" in found["hint"]
-
-
-# Verification has answers to compare, and no grades.
-
-ASKED = SimpleNamespace(rows=[1, 2], grades=[])
-
-
-def test_verification_compares_no_grades() -> None:
-    material: Any = SimpleNamespace(asked=ASKED, recipe=SimpleNamespace(task=SimpleNamespace(graded=False)))
-    assert task_summary(material) == {"n": 2}
-    assert _check_grades(["one", "two"], material) == ([], {})
-    result = FileResult(
-        file="f", type="f16", sha256=None, size_bytes=1, passed=True, checks=[], task={"n": 2, "stopped": 1}, seconds=1
-    )
-    assert "–" in _row(result)[-2]

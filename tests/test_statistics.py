@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.evaluate.statistics import majority_at, mcnemar, pass_at, powers, wilson
+from toolkit.statistics import majority_at, mcnemar, pass_at, powers, wilson
 
 
 @settings(deadline=None)

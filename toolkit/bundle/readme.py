@@ -114,16 +114,18 @@ def _transformers(settings: Settings, has_system_role: bool) -> str:
 
 
 def _vllm(run: str, settings: Settings) -> str:
+    """Its module and not `vllm serve`, which fails in vLLM's build for CPUs (0.31)."""
     words = [
-        "vllm",
-        "serve",
+        "python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
         "./merged",
         "--served-model-name",
         model_id(run),
-        "--max-model-len",
-        f"{settings.context}",
     ]
-    return f"## vLLM\n\n{_block('sh', [shlex.join([*words, '--generation-config', 'vllm'])])}"
+    command = shlex.join([*words, "--max-model-len", f"{settings.context}", "--generation-config", "vllm"])
+    return f"## vLLM\n\n{_block('sh', [command])}"
 
 
 def _block(language: str, lines: Sequence[str]) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.evaluate.statistics import interval, mcnemar
 from toolkit.evaluate.totals import Answer
+from toolkit.statistics import interval, mcnemar
 
 if TYPE_CHECKING:
     import numpy

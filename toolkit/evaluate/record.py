@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.rollout import arrow_table
 from toolkit.evaluate.compare import by_row, difference, flips, gain
-from toolkit.evaluate.statistics import RESAMPLES, interval, majority_at, pass_at, powers, wilson
 from toolkit.evaluate.totals import Answer
 from toolkit.rundir import SCHEMA, replacing
+from toolkit.statistics import RESAMPLES, interval, majority_at, pass_at, powers, wilson
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe

@@ -45,8 +45,10 @@ def needed_bytes(
     embeddings = sum(count for name, count in counts.items() if name.endswith(EMBEDDINGS))
     matrices = sum(counts.values()) - embeddings
 
+    odd = any(place.shape[1] % 256 for place in checkpoint.tensors.values() if len(place.shape) > 1)
+
     def file_bytes(kind: str) -> int:
-        return weights_bytes(kind, matrices=matrices, embeddings=embeddings) + VOCABULARY_BYTES
+        return weights_bytes(kind, matrices=matrices, embeddings=embeddings, odd_rows=odd) + VOCABULARY_BYTES
 
     # The conversion that all quants come from is one of them, or goes away at the end.
     source = "f32" if any(place.dtype == "F32" for place in checkpoint.tensors.values()) else "f16"

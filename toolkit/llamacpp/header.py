@@ -184,16 +184,6 @@ class GgufFile:
         heads = int(self.model_field("attention.head_count" if name.endswith("q_proj") else "attention.head_count_kv"))
         return interleaved(self.tensors[self.names_of([hf_name])[hf_name]].shape[0], heads)
 
-    def as_stored(self, hf_name: str, weight: numpy.ndarray) -> numpy.ndarray:
-        """The Hugging Face tensor in this file's order of rows: llama files interleave the halves of
-        rotary heads."""
-        name = hf_name.removesuffix(".weight")
-        if self.architecture != "llama" or not name.endswith(("q_proj", "k_proj")):
-            return weight
-        heads = int(self.model_field("attention.head_count" if name.endswith("q_proj") else "attention.head_count_kv"))
-        halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-        return halves.swapaxes(1, 2).reshape(weight.shape)
-
 
 def interleaved(rows: int, heads: int) -> numpy.ndarray:
     """The order of rows in which the two halves of each rotary head alternate, as llama.cpp wants some architectures'."""

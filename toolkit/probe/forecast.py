@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.health.records import step_facts
 from toolkit.rundir import SCHEMA
+from toolkit.statistics import wilson
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -136,10 +137,7 @@ def _bucket(rate: float) -> str:
 
 def share_range(count: int, total: int) -> Range:
     """A share with Wilson's 95 % interval (Wilson 1927)."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(count, total).proportion_ci(method="wilson")
-    return Range(count / total, float(interval.low), float(interval.high))
+    return Range(count / total, *wilson(count, total))
 
 
 def _mean_range(values: Sequence[float], *, most: float | None = None) -> Range:

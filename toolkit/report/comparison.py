@@ -18,9 +18,9 @@ from toolkit.report.figures import overlaid
 from toolkit.report.records import Records, read_run
 from toolkit.report.runs import LAST_STEPS, state_of
 from toolkit.report.summary import cost, recipe_table
+from toolkit.statistics import interval, mcnemar
 
 SCHEMA = 1
-RESAMPLES = 10_000
 NAME = "compare.html"
 FOLDER = Path("reports")
 
@@ -103,10 +103,16 @@ def _pair(first: str, second: str, scores: Mapping[str, Scores], *, graded: bool
         "name": f"{second} against {first}",
         "change": change,
         "interval": ends,
-        "p": f"{mcnemar(greedy):.2g}" if greedy else "–",
+        "p": f"{_chance(greedy):.2g}" if greedy else "–",
         "n": str(len(rows)),
         "sentence": _sentence(first, second, change, ends, (low, high), graded=graded),
     }
+
+
+def _chance(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """McNemar's p-value of the problems that one run alone solves."""
+    gained, lost = (sum(pair == alone for pair in pairs) for alone in ((False, True), (True, False)))
+    return mcnemar(gained, lost)
 
 
 def _sentence(first: str, second: str, change: str, ends: str, bounds: tuple[float, float], *, graded: bool) -> str:
@@ -118,28 +124,6 @@ def _sentence(first: str, second: str, change: str, ends: str, bounds: tuple[flo
     if not graded:
         word = "more" if low > 0 else "less"
     return f"The {what} {word} in {second} than in {first} ({change}, 95 % interval {ends}, the same problems)."
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of one number a problem; a point where all agree."""
-    import numpy
-    from scipy.stats import bootstrap
-
-    array = numpy.asarray(values)
-    if numpy.ptp(array) == 0:
-        return float(array[0]), float(array[0])
-    generator = numpy.random.default_rng(0)
-    found = bootstrap((array,), numpy.mean, n_resamples=RESAMPLES, method="BCa", rng=generator).confidence_interval
-    return float(found.low), float(found.high)
-
-
-def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> float:
-    """Exact two-sided p-value: of the problems that one run alone solves, half should be each one's."""
-    from scipy.stats import binomtest
-
-    gained = sum(after and not before for before, after in pairs)
-    changed = sum(after != before for before, after in pairs)
-    return float(binomtest(gained, changed, 0.5).pvalue) if changed else 1.0
 
 
 def _run(run: Records, *, graded: bool) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 nothing.
 
 Everything is compared with the merged model in fp32 through plain transformers, and that one with base and
-adapter through PEFT; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`.
+adapter through PEFT; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`, the words for
+readers in docs/export.md.
 """
 
 from __future__ import annotations
@@ -12,168 +13,190 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
-from toolkit.errors import ExportError, ToolkitError
-from toolkit.llamacpp import FILE_TYPES, GgufFile, open_model, try_file, versions
+from toolkit.errors import ToolkitError
 from toolkit.rundir import SCHEMA, ExportDir, read_json, sha256_of, write_json
-from toolkit.verify.gguf_checks import (
-    Weights,
-    check_adapter_in_weights,
-    check_answers,
-    check_header,
-    check_predictions,
-    check_tokens,
+from toolkit.verify.certificate import write_certificate
+from toolkit.verify.contents import Folders
+from toolkit.verify.files import Shipped, check_adapter_file, check_file, shipped_files
+from toolkit.verify.material import Material, gather
+from toolkit.verify.merged_checks import (
+    cannot_open,
+    check_bytes,
+    check_model,
+    check_weights,
+    hashes_of,
+    task_summary,
 )
-from toolkit.verify.material import Material, gather, sample_weights
-from toolkit.verify.merged_checks import check_bytes, check_model, check_weights, task_summary
+from toolkit.verify.recommend import recommend
 from toolkit.verify.record import Check, FileResult, VerifyRecord, equal, failed
 from toolkit.verify.reference import quiet
-
-PROBLEMS = 16
-"""Held-out problems whose greedy answers are graded: as many sequences as llama.cpp runs side by side
-here."""
+from toolkit.verify.table import COLUMNS, rows
+from toolkit.verify.versions import used_versions
 
 ADAPTER = "adapter"
+TERMINAL = ("file", "MB", "mean KL", "top-1", "adapter", "right", "speed", "verdict")
+"""Columns that fit there; CERTIFICATE.md has all."""
 
 
-def verify_export(export: Path, *, problems: int = PROBLEMS) -> VerifyRecord:
-    """Check the merged folder and every GGUF file, write verify.json, and return it, passed or not."""
-    from toolkit.engine.source import base_checkpoint
-    from toolkit.recipe import load_resolved
-
+def verify_export(export: Path, *, problems: int | None = None) -> VerifyRecord:
+    """Check the merged folder and every GGUF file, write verify.json and CERTIFICATE.md, and return the record, passed or
+    not. `problems`: how many held-out problems to ask; None: as many as are affordable for a model of this size."""
     started, target = time.monotonic(), ExportDir(export)
     manifest = read_json(target.manifest)
     if not target.merged.is_dir():
         raise ToolkitError(
             "the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN"
         )
-    recipe = load_resolved(target.recipe).recipe
-    base, adapter = base_checkpoint(recipe.model), export / ADAPTER
-    with quiet():
-        weight_checks, changed = check_weights(base, target.merged, adapter)
-        material = gather(recipe, base=base, merged=target.merged, adapter=adapter, problems=problems)
-    merged = _merged_result(target.merged, manifest, base, weight_checks, material, time.monotonic() - started)
-    weights = sample_weights(base, target.merged, changed)
-    files = [_check_file(export / name, kind, manifest, material, weights) for name, kind in _files(export, manifest)]
-    record = VerifyRecord(
-        run=manifest["run"],
-        passed=merged.passed and all(file.passed for file in files),
-        files=files,
-        merged=merged,
-        reference={"texts": len(material.texts), "tokens": sum(len(rows) for rows in material.tuned)},
-        versions=versions() if files else {},
-        seconds=round(time.monotonic() - started, 1),
-    )
-    write_json(target.certificate, {"schema": SCHEMA, **record.model_dump(mode="json")})
+    fault = cannot_open(target.merged)
+    record = _unopened(target, manifest, fault) if fault else _compared(target, manifest, problems)
+    record = record.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+    _write(target, record)
     show(record)
     return record
 
 
-def _files(export: Path, manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    """Files of the manifest, and any other GGUF file that lies there, with their types."""
-    listed = {entry["file"]: entry["type"] for entry in manifest["files"]}
-    for path in sorted(export.glob("*.gguf")):
-        fitting = [kind for kind in FILE_TYPES if path.stem.endswith(kind)]
-        listed.setdefault(path.name, max(fitting, key=len, default="f16"))
-    return list(listed.items())
+def _compared(target: ExportDir, manifest: dict[str, Any], problems: int | None) -> VerifyRecord:
+    from toolkit.engine.sixteen_bit import merge_base
+    from toolkit.recipe import load_resolved
+
+    started = time.monotonic()
+    recipe = load_resolved(target.recipe).recipe
+    base, adapter = merge_base(recipe.model, recipe.export).folder, target.path / ADAPTER
+    with quiet():
+        weight_checks, changed = check_weights(base, target.merged, adapter)
+        material = gather(recipe, base=base, merged=target.merged, adapter=adapter, problems=problems)
+    folders, hashes = Folders(base, target.merged, frozenset(changed)), hashes_of(target.merged)
+    checks = [*weight_checks, *_merged_checks(target, manifest, folders, hashes, material)]
+    spent = round(time.monotonic() - started, 1)
+    merged = _merged_result(target.merged, hashes, checks, task=task_summary(material), seconds=spent)
+    files = _file_results(target.path, manifest, folders, material)
+    return _record(target, manifest, material, merged, files)
+
+
+def _unopened(target: ExportDir, manifest: dict[str, Any], fault: str) -> VerifyRecord:
+    """The verdict where there is nothing to compare with."""
+    hashes = hashes_of(target.merged)
+    same = check_bytes("unchanged since export", hashes, manifest["merged"]["sha256"])
+    merged = _merged_result(target.merged, hashes, [same, failed("opens", None, fault)], task={}, seconds=0.0)
+    return VerifyRecord(
+        run=manifest["run"],
+        passed=False,
+        date=_now(),
+        base=manifest["base"]["merged_into"]["name"],
+        recommendation="no GGUF file was compared: the merged folder cannot be opened",
+        files=[],
+        merged=merged,
+        adapter=hashes_of(target.path / ADAPTER),
+        reference={},
+        versions=used_versions(gguf=False),
+        seconds=0.0,
+    )
+
+
+def _file_results(export: Path, manifest: dict[str, Any], folders: Folders, material: Material) -> list[FileResult]:
+    """Every model first; the adapter's own file is then put on the one with the most bits."""
+    models = shipped_files(export, manifest)
+    results = [check_file(shipped, material, folders) for shipped in models]
+    opened = [(result, shipped) for result, shipped in zip(results, models, strict=True) if result.bits_per_weight]
+    widest = max(opened, key=lambda pair: pair[0].bits_per_weight or 0.0, default=None)
+    if manifest.get("lora"):
+        entry = manifest["lora"]
+        path = export / entry["file"]
+        lora = Shipped(path, "lora", {path.name: entry["sha256"]}, folder=f"{path.parent.name}/")
+        results.append(check_adapter_file(lora, material, folders, widest[1] if widest else None))
+    return results
+
+
+def _merged_checks(
+    target: ExportDir, manifest: dict[str, Any], folders: Folders, hashes: dict[str, str], material: Material
+) -> list[Check]:
+    base_hashes = {name: digest for name, digest in hashes_of(folders.base).items() if name.endswith(".safetensors")}
+    return [
+        check_bytes("unchanged since export", hashes, manifest["merged"]["sha256"]),
+        check_bytes("adapter unchanged", hashes_of(target.path / ADAPTER), manifest["adapter"]["sha256"]),
+        equal(
+            "same base",
+            base_hashes == manifest["base"]["sha256"],
+            True,
+            "SHA-256 of the base's weights as at the export",
+        ),
+        *_check_imatrix(target.path, manifest.get("imatrix")),
+        *check_model(material),
+    ]
+
+
+def _check_imatrix(export: Path, imatrix: dict[str, Any] | None) -> list[Check]:
+    """It is shipped beside the files that were quantised with it, and is no model."""
+    if imatrix is None:
+        return []
+    path = export / imatrix["file"]
+    held = {path.name: sha256_of(path)} if path.is_file() else {}
+    return [check_bytes("importance matrix unchanged", held, {path.name: imatrix["sha256"]})]
 
 
 def _merged_result(
-    folder: Path,
-    manifest: dict[str, Any],
-    base: Path,
-    checks: list[Check],
-    material: Material,
-    seconds: float,
+    folder: Path, hashes: dict[str, str], checks: list[Check], *, task: dict[str, Any], seconds: float
 ) -> FileResult:
-    same_base = {path.name: sha256_of(path) for path in sorted(base.glob("*.safetensors"))} == manifest["base"][
-        "sha256"
-    ]
-    checks = [
-        check_bytes(folder, manifest["merged"]["sha256"]),
-        equal("same base", same_base, True, "SHA-256 of the base's weights as at the export"),
-        *checks,
-        *check_model(material),
-    ]
-    return FileResult(
+    result = FileResult(
         file=folder.name,
         type="merged",
         sha256=None,
+        hashes=hashes,
         size_bytes=sum(path.stat().st_size for path in folder.iterdir()),
         passed=all(check.passed for check in checks),
         checks=checks,
-        task=task_summary(material),
-        seconds=round(seconds, 1),
-    )
-
-
-def _check_file(path: Path, kind: str, manifest: dict[str, Any], material: Material, weights: Weights) -> FileResult:
-    started = time.monotonic()
-    expected = {entry["file"]: entry["sha256"] for entry in manifest["files"]}.get(path.name)
-    checks: list[Check] = []
-    digest, types, task = None, {}, {}
-    try:
-        if not path.is_file():
-            raise ExportError("the file is missing", where=str(path))
-        digest = sha256_of(path)
-        checks.append(equal("unchanged since export", digest, expected, "SHA-256 as in manifest.json"))
-        types, task = _check_contents(path, kind, material, weights, checks)
-    except ExportError as error:
-        # The named boundary: a file that cannot be opened or run is a verdict about the file.
-        checks.append(failed("opens", None, error.message))
-    return FileResult(
-        file=path.name,
-        type=kind,
-        sha256=digest,
-        size_bytes=path.stat().st_size if path.is_file() else 0,
-        passed=bool(checks) and all(check.passed for check in checks),
-        checks=checks,
-        tensor_types=types,
         task=task,
-        seconds=round(time.monotonic() - started, 1),
+        seconds=seconds,
+    )
+    return result.model_copy(update={"perplexity": result.value("perplexity")})
+
+
+def _record(
+    target: ExportDir, manifest: dict[str, Any], material: Material, merged: FileResult, files: list[FileResult]
+) -> VerifyRecord:
+    recommended, why = recommend([file for file in files if file.type != "lora"])
+    counts = {
+        "texts": len(material.texts),
+        "tokens": sum(map(len, material.tuned)),
+        "problems": len(material.asked.rows),
+    }
+    into = manifest["base"]["merged_into"]
+    return VerifyRecord(
+        run=manifest["run"],
+        passed=merged.passed and all(file.passed for file in files),
+        date=_now(),
+        base=manifest["base"]["merged_into"]["name"],
+        lossy_base=into["lossy"],
+        recommended=recommended,
+        recommendation=why,
+        files=files,
+        merged=merged,
+        adapter=hashes_of(target.path / ADAPTER),
+        reference=counts,
+        versions=used_versions(gguf=bool(files)),
+        seconds=0.0,
     )
 
 
-def _check_contents(
-    path: Path, kind: str, material: Material, weights: Weights, checks: list[Check]
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """Append to `checks`, so that those made before a failure are kept."""
-    file = GgufFile(path)
-    checks += check_header(file, kind, material)
-    try_file(path, [chat.text for chat in material.spoken.chats])
-    checks.append(check_adapter_in_weights(file, kind, weights))
-    longest = max(len(text.ids) for text in material.texts)
-    room = max(longest, max(map(len, material.asked.prompts)) + material.asked.max_new) + 8
-    with open_model(path, context=room, sequences=len(material.asked.prompts)) as model:
-        checks += check_tokens(model, material)
-        checks += check_predictions(model, kind, material)
-        answers, task = check_answers(model, material)
-        checks += answers
-    return file.tensor_types, task
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+
+
+def _write(target: ExportDir, record: VerifyRecord) -> None:
+    """The certificate for readers never says more than verify.json, nor stands beside another one."""
+    target.certificate_text.unlink(missing_ok=True)
+    write_json(target.certificate, {"schema": SCHEMA, **record.model_dump(mode="json")})
+    write_certificate(target.certificate_text, record)
 
 
 def show(record: VerifyRecord) -> None:
     """One table for a reader, and every check that failed."""
-    rows = [_row(result) for result in [record.merged, *record.files]]
-    columns = ("file", "MB", "mean KL", "top-1", "adapter", "right", "verdict")
-    console.table(f"verify: {'passed' if record.passed else 'FAILED'} in {record.seconds:.0f} s", columns, rows)
+    shown = [COLUMNS.index(name) for name in TERMINAL]
+    cells = [[console.untrusted(row[at]) for at in shown] for row in rows(record)]
+    console.table(f"verify: {'passed' if record.passed else 'FAILED'} in {record.seconds:.0f} s", TERMINAL, cells)
+    if record.recommended:
+        console.say(f"recommended: {console.untrusted(record.recommended)}, {console.untrusted(record.recommendation)}")
     for result in [record.merged, *record.files]:
         for check in (check for check in result.checks if not check.passed):
             limit = "" if check.limit is None else f", allowed {check.limit}"
             console.warn(console.untrusted(f"{result.file}: {check.name}: {check.value}{limit} ({check.why})"))
-
-
-def _row(result: FileResult) -> tuple[str, ...]:
-    values = {check.name: check.value for check in result.checks}
-    kl = values.get("mean KL", values.get("KL to base + adapter"))
-    adapter = values.get("adapter in the weights", values.get("share of the adapter"))
-    top1 = values.get("top-1 agreement")
-    right = f"{result.task['strict']}/{result.task['n']}" if "strict" in result.task else "–"
-    return (
-        console.untrusted(result.file),
-        f"{result.size_bytes / 1e6:.0f}",
-        "–" if kl is None else f"{kl:.1e}",
-        "–" if top1 is None else f"{top1:.3f}",
-        "–" if adapter is None else f"{adapter:.2f}",
-        right,
-        "passed" if result.passed else "FAILED",
-    )

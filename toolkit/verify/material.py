@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.tokenizer import ChatTemplate
-from toolkit.fixed_chats import CHATS, TEXTS
 from toolkit.verify import reference
 from toolkit.verify.reference import Text
+from toolkit.verify.spoken import Spoken, spoken
 from toolkit.verify.stats import Rows
 
 if TYPE_CHECKING:
-    import numpy
-
     from toolkit.recipe import Recipe
     from toolkit.tasks import Grade, Row
 
 SCORED_TOKENS = 480
-LONGEST_ANSWER = 128
+LONGEST_SCORED = 128
+"""Of an answer's tokens so many are compared at most, so that several texts make up the sample."""
 ADAPTER_TEXTS = 4
 
-
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A chat as transformers writes and splits it with the merged folder's tokenizer."""
-
-    name: str
-    messages: list[dict[str, str]]
-    text: str
-    ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """The language side of the merged folder."""
-
-    chats: list[RenderedChat]
-    texts: list[tuple[str, list[int], list[int]]]
-    """Text, ids without and with the tokenizer's own special tokens."""
-    template: str
-    bos: int | None
-    eos: int
-    stops: list[int]
-    special: dict[int, str]
-    n_merges: int | None
+MOST_PROBLEMS, LEAST_PROBLEMS = 64, 16
+AFFORDABLE = 64 * 64 * 300_000_000
+"""Problems × tokens of an answer × bytes of the model: what 64 answers of 64 tokens cost a model of 300 MB, a quarter of a
+minute a file on one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,94 +55,78 @@ class Material:
     """Base and adapter through PEFT, for the first texts."""
     loading: dict[str, list[str]]
 
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """Of the language part, where the model sees pictures too."""
+        return self.config.get("text_config") or self.config
 
-def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems: int) -> Material:
-    """Load merged and base model in turn, and ask them everything."""
+    @property
+    def following(self) -> list[list[int]]:
+        """For each text the tokens that the rows of log-probabilities are about."""
+        return [list(text.ids[text.start :]) for text in self.texts]
+
+
+def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems: int | None) -> Material:
+    """Load merged and base model in turn, and ask them everything. `problems`: None takes as many as are affordable."""
     tokenizer = reference.tokenizer_of(merged)
-    spoken = _spoken(tokenizer, merged)
     rows = recipe.task.rows("heldout")
-    asked_rows = rows[:problems]
-    shown_rows = rows[problems : 2 * problems] or asked_rows
-    max_new = min(recipe.grpo.max_completion_length, LONGEST_ANSWER)
-    prompts = [_prompt(tokenizer, recipe, row) for row in asked_rows]
+    language = spoken(tokenizer, merged, base, adapter, recipe, rows[0])
+    count = problems or affordable(merged, recipe)
+    asked_rows = rows[: min(count, recipe.eval.rows)]
+    prompts = list(_prompts(tokenizer, recipe, asked_rows))
+    max_new = recipe.grpo.max_completion_length
     with reference.loaded(merged) as (model, loading):
-        answers = reference.greedy(model, prompts, stops=spoken.stops, max_new=max_new)
-        texts = _texts(tokenizer, recipe, prompts, answers, shown_rows)
+        answers = reference.greedy(model, prompts, stops=language.stops, max_new=max_new)
+        texts = _texts(tokenizer, recipe, prompts, answers, rows[count : 2 * count] or asked_rows)
         tuned = reference.log_probabilities(model, texts)
     with reference.loaded(base, adapter=adapter) as (model, _):
         unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
         model.disable_adapters()
         plain = reference.log_probabilities(model, texts)
-    written = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
-    graded = zip(asked_rows, written, strict=True) if recipe.task.graded else ()
-    grades = [recipe.task.grade(text, row) for row, text in graded]
+    grades = _grades(tokenizer, recipe, asked_rows, answers)
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     asked = Asked(asked_rows, prompts, answers, grades, max_new)
-    return Material(recipe, config, spoken, asked, texts, tuned, plain, unmerged, loading)
+    return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading)
 
 
-def _prompt(tokenizer: Any, recipe: Recipe, row: Row) -> list[int]:
-    return _chat_ids(tokenizer, ChatTemplate(tokenizer).chat(recipe.task.messages(row)))
+def affordable(merged: Path, recipe: Recipe) -> int:
+    """How many problems to ask: fewer of a large model with long answers."""
+    size = sum(path.stat().st_size for path in merged.glob("*.safetensors"))
+    fitting = AFFORDABLE // max(1, size * recipe.grpo.max_completion_length)
+    return max(LEAST_PROBLEMS, min(MOST_PROBLEMS, fitting))
 
 
-def _chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+def _prompts(tokenizer: Any, recipe: Recipe, rows: Iterable[Row]) -> list[list[int]]:
+    template = ChatTemplate(tokenizer)
+    return template.token_ids([template.text(recipe.task.messages(row)) for row in rows])
+
+
+def _grades(tokenizer: Any, recipe: Recipe, rows: list[Row], answers: list[list[int]]) -> list[Grade]:
+    if not recipe.task.graded:
+        return []
+    written = (tokenizer.decode(ids, skip_special_tokens=True) for ids in answers)
+    return [recipe.task.grade(text, row) for row, text in zip(rows, written, strict=True)]
 
 
 def _texts(
     tokenizer: Any, recipe: Recipe, prompts: list[list[int]], answers: list[list[int]], shown: list[Row]
 ) -> list[Text]:
     """Answers of the model and worked solutions of other problems in turn, until there are enough tokens."""
-    spoken = [Text((*prompt, *answer), len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
-    worked = []
-    for row in shown:
-        solution = recipe.task.worked(row)
-        if solution is not None:
-            prompt = _prompt(tokenizer, recipe, row)
-            ids = tokenizer(solution, add_special_tokens=False).input_ids[:LONGEST_ANSWER]
-            worked.append(Text((*prompt, *ids, tokenizer.eos_token_id), len(prompt)))
+    said = [
+        Text((*prompt, *answer[:LONGEST_SCORED]), len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    worked = list(_worked(tokenizer, recipe, shown))
     texts: list[Text] = []
-    for turn in range(max(len(spoken), len(worked))):
-        texts += [*spoken[turn : turn + 1], *worked[turn : turn + 1]]
+    for turn in range(max(len(said), len(worked))):
+        texts += [*said[turn : turn + 1], *worked[turn : turn + 1]]
         if sum(len(text.ids) - text.start for text in texts) >= SCORED_TOKENS:
             break
     return texts
 
 
-def _spoken(tokenizer: Any, merged: Path) -> Spoken:
-    chats = []
-    for name, messages in CHATS.items():
-        try:
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception:  # a template refuses a role in its own words; then no chat of this form exists
-            continue
-        chats.append(RenderedChat(name, messages, text, _chat_ids(tokenizer, messages)))
-    texts = [(text, tokenizer(text, add_special_tokens=False).input_ids, tokenizer(text).input_ids) for text in TEXTS]
-    generation = json.loads((merged / "generation_config.json").read_text(encoding="utf-8"))
-    eos = generation["eos_token_id"]
-    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return Spoken(
-        chats, texts, tokenizer.chat_template, tokenizer.bos_token_id, tokenizer.eos_token_id,
-        eos if isinstance(eos, list) else [eos], special, _n_merges(merged),
-    )  # fmt: skip
-
-
-def _n_merges(merged: Path) -> int | None:
-    path = merged / "tokenizer.json"
-    if not path.is_file():
-        return None
-    model = json.loads(path.read_text(encoding="utf-8")).get("model", {})
-    return len(model.get("merges", [])) if model.get("type") == "BPE" else None
-
-
-def sample_weights(
-    base: Path, merged: Path, changed: list[str], count: int = 8
-) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
-    """Base and merged values of a few changed matrices, spread over the model, as float32."""
-    from toolkit.verify.weights import read
-
-    matrices = [name for name in changed if name.endswith("_proj.weight")] or changed
-    step = max(1, len(matrices) // count)
-    names = matrices[::step][:count]
-    at_base, at_merged = read(base, names), read(merged, names)
-    return {name: (at_base[name], at_merged[name]) for name in names}
+def _worked(tokenizer: Any, recipe: Recipe, rows: list[Row]) -> Iterable[Text]:
+    solved = [(row, solution) for row in rows if (solution := recipe.task.worked(row)) is not None]
+    prompts = _prompts(tokenizer, recipe, (row for row, _ in solved))
+    for (_, solution), prompt in zip(solved, prompts, strict=True):
+        ids = tokenizer(solution, add_special_tokens=False).input_ids[:LONGEST_SCORED]
+        yield Text((*prompt, *ids, tokenizer.eos_token_id), len(prompt))

@@ -3,22 +3,47 @@ made of."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from toolkit.rundir import sha256_of
-from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL
+from toolkit.statistics import wilson
+from toolkit.verify.gguf_checks import ordinary
+from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL, WHY
 from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
-from toolkit.verify.stats import distance, strength
-from toolkit.verify.weights import adapter_targets, difference, short
+from toolkit.verify.spoken import leading
+from toolkit.verify.stats import distance, perplexity, strength
+from toolkit.verify.weights import adapter_targets, difference, opened, short
 
 
-def check_bytes(folder: Path, expected: dict[str, str]) -> Check:
+def hashes_of(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256 of every file in the folder."""
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def check_bytes(name: str, held: dict[str, str], expected: dict[str, str]) -> Check:
     """The files are those that the export wrote."""
-    held = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    odd = sorted(name for name in held.keys() | expected.keys() if held.get(name) != expected.get(name))
-    return equal("unchanged since export", odd, [], "SHA-256 of every file as in manifest.json")
+    odd = sorted(file for file in held.keys() | expected.keys() if held.get(file) != expected.get(file))
+    return equal(name, odd, [], "SHA-256 of every file as in manifest.json")
+
+
+def cannot_open(folder: Path) -> str | None:
+    """Why the folder is no whole model; None where it is one. Every library has error classes of its own for that."""
+    try:
+        for path in folder.glob("*.json"):
+            json.loads(path.read_text(encoding="utf-8"))
+        index = folder / "model.safetensors.index.json"
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+        if lost := sorted(name for name in shards if not (folder / name).is_file()):
+            return f"{lost[0]} is missing"
+        with opened(folder) as tensors:
+            if not tensors:
+                return "it holds no tensors"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return None
 
 
 def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check], list[str]]:
@@ -26,6 +51,8 @@ def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check],
     names."""
     changed, odd = difference(base, merged)
     targets = adapter_targets(adapter)
+    # An adapted head that was tied to the embedding is a tensor of its own afterwards.
+    changed, odd = changed + [n for n in odd if short(n) in targets], [n for n in odd if short(n) not in targets]
     strange = [name for name in changed if short(name) not in targets]
     same = sorted(targets - {short(name) for name in changed})
     checks = [
@@ -66,6 +93,7 @@ def check_model(material: Material) -> list[Check]:
         _share(share.value, distance(material.base[:n], material.unmerged).mean),
         noted("KL to base", moved.mean, "how far the adapter moves what the model says"),
         at_least("predictions changed", _largest_change(material), CHANGED, "largest change of a log-probability"),
+        noted("perplexity", perplexity(material.tuned, material.following), _surprise_of_base(material)),
         *_check_language(material),
     ]
 
@@ -73,6 +101,11 @@ def check_model(material: Material) -> list[Check]:
 def _largest_change(material: Material) -> float:
     pairs = zip(material.base, material.tuned, strict=True)
     return max(float(abs(base - tuned).max()) for base, tuned in pairs)
+
+
+def _surprise_of_base(material: Material) -> str:
+    surprise = perplexity(material.base, material.following)
+    return f"of its own answers and of worked solutions, {len(material.texts)} texts; base {surprise:.4g}"
 
 
 def _share(value: float, moved: float) -> Check:
@@ -85,12 +118,28 @@ def _share(value: float, moved: float) -> Check:
 def _check_language(material: Material) -> list[Check]:
     spoken, asked = material.spoken, material.asked
     stopped = sum(answer[-1] in spoken.stops for answer in asked.answers if answer)
+    doubled = [chat.name for chat in spoken.chats if leading(chat.ids, spoken.bos) > 1]
+    plain = [number for number in spoken.stops if number not in spoken.special]
+    turn_end = spoken.turn_end is None or spoken.turn_end in spoken.stops
     return [
+        equal(
+            "as in training",
+            spoken.unlike_base,
+            [],
+            "chats and texts that the base's tokenizer writes or splits otherwise",
+        ),
+        equal("one BOS", doubled, [], "no chat begins with two begin tokens"),
+        equal(
+            "template in both places", spoken.same_template, True, "tokenizer_config.json and chat_template.jinja agree"
+        ),
         equal("eos ends generation", spoken.eos in spoken.stops, True, "the tokenizer's end token is in the stop set"),
-        equal("stop tokens are special", [i for i in spoken.stops if i not in spoken.special], [],
-              "neither a line break nor an answer tag ends an answer"),
+        equal("turn end ends generation", turn_end, True, "and what the template writes after an answer"),
+        equal("stop tokens are special", plain, [], "text of an answer never ends it"),
+        equal(
+            "stop strings", ordinary(spoken.stop_strings), [], f"{WHY['stops']}; here {' '.join(spoken.stop_strings)}"
+        ),
         noted("greedy answers that stop", f"{stopped} of {len(asked.answers)}", f"within {asked.max_new} tokens"),
-    ]  # fmt: skip
+    ]
 
 
 def task_summary(material: Material) -> dict[str, Any]:
@@ -99,4 +148,6 @@ def task_summary(material: Material) -> dict[str, Any]:
     if not material.recipe.task.graded:
         return asked
     grades = material.asked.grades
-    return asked | {"strict": sum(g.strict for g in grades), "lenient": sum(g.lenient for g in grades)}
+    right = sum(grade.strict for grade in grades)
+    counts = {"strict": right, "lenient": sum(grade.lenient for grade in grades)}
+    return asked | counts | {"ci95": wilson(right, len(grades))}

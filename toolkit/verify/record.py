@@ -21,19 +21,33 @@ class Check(BaseModel):
 
 
 class FileResult(BaseModel):
-    """All checks of one file; `type` is `merged` for the 16-bit folder."""
+    """All checks of one file, and what it costs; `type` is `merged` for the 16-bit folder."""
 
     model_config = ConfigDict(frozen=True)
 
     file: str
+    """The folder, or the file; of one in shards the first."""
     type: str
     sha256: str | None
+    """Of `file`; None for a folder."""
+    hashes: dict[str, str] = {}
+    """Name -> SHA-256 of every file that belongs to it, all shards, all files of the folder: what this verdict is about."""
     size_bytes: int
     passed: bool
     checks: list[Check]
     tensor_types: dict[str, int] = {}
+    bits_per_weight: float | None = None
+    perplexity: float | None = None
     task: dict[str, Any] = {}
+    tokens_per_second: dict[str, float] = {}
+    """`prefill` and `decode`, per second of processor time on one thread: to compare files with, not machines."""
+    memory_bytes: int | None = None
+    """Weights, and the key-value cache of one chat of the recipe's longest length."""
     seconds: float
+
+    def value(self, name: str) -> Any:
+        """What the check of this name measured; None where there is none."""
+        return next((check.value for check in self.checks if check.name == name), None)
 
 
 class VerifyRecord(BaseModel):
@@ -43,8 +57,19 @@ class VerifyRecord(BaseModel):
 
     run: str
     passed: bool
+    date: str = ""
+    """UTC."""
+    base: str = ""
+    """What was merged into, as the manifest names it."""
+    lossy_base: bool = False
+    """Merged into weights that were computed back from 4 bits."""
+    recommended: str | None = None
+    recommendation: str = ""
+    """Why this file, in words."""
     files: list[FileResult]
     merged: FileResult
+    adapter: dict[str, str] = {}
+    """Name -> SHA-256 of the adapter's files in the export."""
     reference: dict[str, Any]
     versions: dict[str, str]
     seconds: float
@@ -78,6 +103,8 @@ def failed(name: str, value: Any, why: str) -> Check:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no nan; null says that there was no number."""
+    """JSON has no nan; null says that there was no number. Counts stay whole."""
+    if isinstance(value, int):
+        return value
     value = float(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Numbers that compare models: distances of distributions, strength of the adapter, paired tests. Pure."""
+"""Numbers that compare models: distances of distributions, perplexity, strength of the adapter. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy
+
+TINY_ROW = 0.01
+"""Share of a tensor's usual row below which a row is not measured by its own size."""
 
 Rows = list["numpy.ndarray"]
 """Per text one array of log-probabilities, a row per token."""
@@ -42,6 +45,17 @@ def distance(reference: Rows, other: Rows) -> Distance:
     kl = numpy.concatenate([token_kl(ref, got) for ref, got in zip(reference, other, strict=True)])
     same = numpy.concatenate([ref.argmax(-1) == got.argmax(-1) for ref, got in zip(reference, other, strict=True)])
     return Distance(len(kl), float(kl.mean()), float(numpy.quantile(kl, 0.99)), float(same.mean()))
+
+
+def perplexity(rows: Rows, following: list[list[int]]) -> float:
+    """exp of the mean surprise, in nats, at the tokens that follow: one list of ids a text, an id for each row."""
+    import numpy
+
+    surprise = [
+        -numpy.take_along_axis(text, numpy.array(ids)[:, None], axis=-1)
+        for text, ids in zip(rows, following, strict=True)
+    ]
+    return float(numpy.exp(numpy.concatenate(surprise).mean(dtype=numpy.float64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +93,38 @@ def strength(base: Rows, tuned: Rows, got: Rows) -> Strength:
     return Strength(total_dot / total_square, error)
 
 
-def chance_of_as_many_losses(lost: int, won: int) -> float:
-    """McNemar's exact test, one-sided: chance of at least `lost` losses among the pairs that differ, if
-    none is real."""
-    n = lost + won
-    return sum(math.comb(n, k) for k in range(lost, n + 1)) / 2**n
+class WeightStrength:
+    """The same share, measured on weights instead of predictions, one array after the other."""
+
+    def __init__(self) -> None:
+        self._dot = self._square = self._noise = 0.0
+
+    def add(self, base: numpy.ndarray, tuned: numpy.ndarray, got: numpy.ndarray) -> None:
+        """Some of the weights: any shape, the same for all three."""
+        import numpy
+
+        way = (tuned - base).ravel()
+        square = float(numpy.dot(way, way))
+        self._dot += float(numpy.dot(way, (got - base).ravel()))
+        self._square += square
+        self._noise += float(((got - tuned) ** 2).mean()) * square
+
+    @property
+    def result(self) -> Strength:
+        """So far; the error takes the noise for as strong in every direction."""
+        if self._square == 0:
+            return Strength(math.nan, math.nan)
+        return Strength(self._dot / self._square, math.sqrt(self._noise) / self._square)
 
 
-def weight_strength(base: list[numpy.ndarray], tuned: list[numpy.ndarray], got: list[numpy.ndarray]) -> Strength:
-    """The same share, measured on weights instead of predictions; each array is one tensor."""
+def row_errors(stored: numpy.ndarray, wanted: numpy.ndarray) -> numpy.ndarray:
+    """‖stored - wanted‖ / ‖wanted‖ of each row. Rows far smaller than the usual one are measured by that one: what a
+    16-bit number cannot hold is no damage."""
     import numpy
 
-    dot = square = noise = 0.0
-    for at_base, at_tuned, at_got in zip(base, tuned, got, strict=True):
-        way = (at_tuned - at_base).ravel()
-        dot += float(numpy.dot(way, (at_got - at_base).ravel()))
-        square += float(numpy.dot(way, way))
-        noise += float(((at_got - at_tuned) ** 2).mean()) * float(numpy.dot(way, way))
-    if square == 0:
-        return Strength(math.nan, math.nan)
-    return Strength(dot / square, math.sqrt(noise) / square)
+    size = numpy.linalg.norm(wanted, axis=-1)
+    usual = float(numpy.median(size))
+    gone = numpy.linalg.norm(stored - wanted, axis=-1)
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        errors = gone / numpy.maximum(size, TINY_ROW * usual)
+    return numpy.where(gone == 0, 0.0, numpy.where(numpy.isnan(errors), math.inf, errors))

@@ -4,30 +4,30 @@ the merge."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy
     import torch
 
 
-def _opened(stack: ExitStack, folder: Path) -> dict[str, Any]:
+@contextmanager
+def opened(folder: Path) -> Iterator[dict[str, Any]]:
     """Tensor name -> open file that holds it."""
     from safetensors import safe_open
 
     index = folder / "model.safetensors.index.json"
     single = [folder / "model.safetensors"]
     files = sorted(folder.glob("model-*-of-*.safetensors")) if index.is_file() else single
-    handles = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
-    return {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+    with ExitStack() as stack:
+        handles = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
+        yield {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
 
 
 def pairs(one: Path, other: Path) -> Iterator[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
     """Name and both tensors; None where one side lacks it."""
-    with ExitStack() as stack:
-        here, there = _opened(stack, one), _opened(stack, other)
+    with opened(one) as here, opened(other) as there:
         for name in sorted(here.keys() | there.keys()):
             yield (
                 name,
@@ -49,13 +49,6 @@ def difference(one: Path, other: Path) -> tuple[list[str], list[str]]:
     return changed, odd
 
 
-def read(folder: Path, names: list[str]) -> dict[str, numpy.ndarray]:
-    """Tensors by name as float32."""
-    with ExitStack() as stack:
-        held = _opened(stack, folder)
-        return {name: held[name].get_tensor(name).float().numpy() for name in names}
-
-
 def adapter_targets(adapter: Path) -> set[str]:
     """Tensors that the adapter changes, named from `layers.` on: what comes before differs between library
     versions."""
@@ -63,6 +56,7 @@ def adapter_targets(adapter: Path) -> set[str]:
 
     with safe_open(adapter / "adapter_model.safetensors", framework="pt") as handle:
         keys = list(handle.keys())
+    keys = [key for key in keys if not key.endswith(".base_layer.weight")]  # copies of the base's weights
     paths = {key.partition(".lora_")[0] + ".weight" if ".lora_" in key else key for key in keys}
     return {short(path.removeprefix("base_model.model.")) for path in paths}
 

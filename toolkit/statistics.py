@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 RESAMPLES = 10_000
 
 
-def interval(values: numpy.ndarray) -> list[float]:
+def interval(values: Sequence[float] | numpy.ndarray) -> list[float]:
     """95 % interval of the mean of one number a row [rows]: bootstrap over rows, BCa (Efron 1987); a point where all agree."""
     import numpy
     from scipy.stats import bootstrap
 
-    if len(values) < 2 or numpy.ptp(values) == 0:
-        return [float(values.mean()), float(values.mean())]
+    array = numpy.asarray(values)
+    if len(array) < 2 or numpy.ptp(array) == 0:
+        return [float(array.mean()), float(array.mean())]
     found = bootstrap(
-        (values,),
+        (array,),
         numpy.mean,
         n_resamples=RESAMPLES,
         vectorized=True,

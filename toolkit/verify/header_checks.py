@@ -1,0 +1,96 @@
+"""Checks of what a GGUF file says of itself and of the numbers in it, against the merged folder. They run no model."""
+
+from __future__ import annotations
+
+from toolkit.llamacpp import CONTROL, GgufFile, bits_of, file_type_number
+from toolkit.verify.contents import Contents
+from toolkit.verify.limits import LIMITS, ROW_ERRORS, UNDECIDED, WHY
+from toolkit.verify.material import Material
+from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
+
+WIDE = ("F32", "F16", "BF16")
+BLOCK = 32
+"""Rows that this does not divide cannot be quantised at all; llama.cpp keeps them in 16 bits."""
+
+
+def check_header(file: GgufFile, kind: str, material: Material) -> list[Check]:
+    """Shape, type, vocabulary, special tokens, template."""
+    config = material.text_config
+    said = file.field("general.file_type")
+    return [
+        equal("no empty tensors", file.zero_tensors()[:5], [], "no tensor consists of zeros"),
+        equal("layers", file.model_field("block_count"), config.get("num_hidden_layers"), "as in config.json"),
+        equal("width", file.model_field("embedding_length"), config.get("hidden_size"), "as in config.json"),
+        equal("file type", said, file_type_number(kind), f"the header's number for {kind}"),
+        *_check_types(file, kind),
+        *_check_vocabulary(file, material),
+    ]
+
+
+def _check_types(file: GgufFile, kind: str) -> list[Check]:
+    """What the tensors really are, whatever file name and header say."""
+    matrices, least = file.matrix_types, LIMITS[kind].least_bits
+    narrow = sorted(name for name, real in matrices.items() if bits_of(real) < least)
+    could = [real for name, real in matrices.items() if file.tensors[name].shape[-1] % BLOCK == 0]
+    wide = sum(real in WIDE for real in could) / max(1, len(could))
+    checks = [equal("narrow tensors", narrow[:5], [], f"no matrix of {kind} has fewer than {least:g} bits a weight")]
+    if least < 16:
+        checks.append(at_most("share left wide", wide, 0.5, "of the matrices that could be quantised"))
+    return checks
+
+
+def _check_vocabulary(file: GgufFile, material: Material) -> list[Check]:
+    spoken = material.spoken
+    embedding = file.tensors.get("token_embd.weight")
+    lost = [text for number, text in spoken.special.items() if _kind_of(file, number) != CONTROL]
+    return [
+        equal(
+            "vocabulary",
+            len(file.tokens),
+            embedding.shape[0] if embedding else None,
+            "one row of the embedding a token",
+        ),
+        equal("special tokens", lost[:5], [], f"all {len(spoken.special)} are of the type CONTROL"),
+        *_check_merges(file, spoken.n_merges),
+        equal("template", file.field("tokenizer.chat_template") == spoken.template, True, "byte-identical"),
+    ]
+
+
+def _check_merges(file: GgufFile, expected: int | None) -> list[Check]:
+    """Of a byte-level vocabulary; llama.cpp ranks SentencePiece's tokens by scores instead."""
+    if expected is None or file.field("tokenizer.ggml.model") != "gpt2":
+        return []
+    return [equal("merges", file.n_merges, expected, "as in tokenizer.json")]
+
+
+def _kind_of(file: GgufFile, number: int) -> int | None:
+    return file.token_types[number] if number < len(file.token_types) else None
+
+
+def check_contents(found: Contents, kind: str) -> list[Check]:
+    """Every matrix against the merged folder's, and how much of the adapter is in them."""
+    return [
+        equal("tensors", found.missing[:5], [], "every matrix of the merged folder is in the file"),
+        at_least("weights compared", found.compared, 0.5, "share of the file's weights that have a counterpart there"),
+        _check_rows(found),
+        _check_adapter(found, kind),
+    ]
+
+
+def _check_rows(found: Contents) -> Check:
+    worst = {real: float(f"{error:.3g}") if error < 1e9 else None for real, (error, _) in sorted(found.worst.items())}
+    limits = {real: ROW_ERRORS[real] for real in worst}
+    beyond = [f"{name} ({real})" for real, (error, name) in found.worst.items() if not error <= ROW_ERRORS[real]]
+    why = WHY["rows"] + (f"; the worst: {', '.join(beyond)}" if beyond else "")
+    return Check(name="rows", value=worst, limit=limits, passed=bool(worst) and not beyond, why=why)
+
+
+def _check_adapter(found: Contents, kind: str) -> Check:
+    """The quantisation's noise cancels over millions of weights; what the adapter changed does not."""
+    name, share = "adapter in the weights", found.share
+    if share.value != share.value:
+        return failed(name, None, "none of the tensors that the adapter changed can be found in the file")
+    if share.error > UNDECIDED:
+        note = f"not judged (± {share.error:.2g}): the adapter's change is smaller than this type's noise"
+        return noted(name, share.value, note)
+    return within(name, share.value, LIMITS[kind].adapter, WHY["adapter"])
