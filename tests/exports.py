@@ -7,13 +7,26 @@ from pathlib import Path
 import pytest
 
 from families import write_family_base
-from tiny import merged_folder, need_llama_cpp, tiny_run, write_adapter  # noqa: F401  (tiny_run: a fixture of this plugin)
+from merging import SMALL
+from tiny import merged_folder, need_llama_cpp, tiny_run, write_adapter, write_base  # noqa: F401  (tiny_run: a fixture of this plugin)
 
 
 @pytest.fixture(autouse=True)
 def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An importance matrix reads a hundred prompts elsewhere."""
     monkeypatch.setattr("toolkit.export.calibration.PROMPTS", 6)
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a small Llama whose output head is tied to its embedding."""
+    return write_base(tmp_path_factory.mktemp("small") / "base", **SMALL)
+
+
+@pytest.fixture(scope="session")
+def small_adapter(small_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plain LoRA for four projections of each of its two layers."""
+    return write_adapter(small_base, tmp_path_factory.mktemp("small") / "adapter")
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def test_the_manifest_names_a_folder_without_its_path(tiny_run: Path, tmp_path: 
 def test_paths_may_hold_spaces_quotes_umlauts_and_leading_dashes(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="16MB")
+    run = run_with(tiny_run, tmp_path, gguf=["q8_0"], imatrix=True, lora_gguf=True, max_shard_size="15MB")
     odd = tmp_path / '-ein Lauf\'s "Größe" $x'
     shutil.move(run, odd)
     monkeypatch.chdir(tmp_path)

@@ -83,6 +83,7 @@ def export_run(
         bundle=write_bundle(target, recipe, run=source.path.name, files=[file.file for file in files]),
     )
     write_json(target.manifest, {"schema": SCHEMA, **record.model_dump(mode="json", exclude={"folder"})})
+    _show(files)
     return record
 
 
@@ -193,6 +194,22 @@ def _describe_imatrix(folder: Path, ggufs: Ggufs) -> dict[str, Any] | None:
         return None
     counts = {"dataset": used.dataset, "texts": used.n_texts, "tokens": used.n_tokens}
     return {"file": IMATRIX, "sha256": sha256_of(folder / IMATRIX), **counts}
+
+
+def _show(files: Sequence[ExportedFile]) -> None:
+    """What is in the files, which in small models is not what their names say."""
+    rows = [
+        (
+            console.untrusted(file.file),
+            f"{file.size_bytes / 1e6:.0f}",
+            ", ".join(
+                f"{kind} {count}" for kind, count in sorted(file.tensor_types.items(), key=lambda item: -item[1])
+            ),
+        )
+        for file in files
+    ]
+    if rows:
+        console.table("GGUF files", ("file", "MB", "tensors of each type"), rows)
 
 
 def _hashes(folder: Path, pattern: str = "*") -> dict[str, Any]:

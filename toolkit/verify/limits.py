@@ -87,9 +87,6 @@ LORA_SHARE = (0.98, 1.02)
 """Share of merged - base that the product of a GGUF LoRA's factors is: only the merged weights' rounding lies between. Half a scale
 would be 0.5."""
 
-PREDICTIONS = {SIXTEEN_BITS: (0.9, 1.1), QUANTISED: (0.6, 1.6)}
-"""The same share measured on predictions: 1.000 for 16 bits, 0.83 to 1.21 for right quantised files."""
-
 WHY = {
     "mean_kl": "mean KL(merged fp32 ‖ file) per token; a right file of this type stays several times below",
     "p99_kl": "99th percentile of the same; catches damage that shows on few tokens",
