@@ -50,6 +50,7 @@ def facts_of(export: Path, **changes: Any) -> Facts:
         "recipe": recipe, "manifest": read_json(folder.manifest), "proof": proof, "licence": LICENCES["apache-2.0"],
         "places": tuple(places(recipe.hub, proof.files, merged=True)), "evaluation": evaluation(),
         "run": {"toolkit": "0.1.0", "versions": {"trl": "1.15.0"}, "data": DATA}, "has_licence_text": True,
+        "has_system_role": True,
     }  # fmt: skip
     return Facts(**given | changes)
 

@@ -55,6 +55,7 @@ SAYS = {
     "no-merges": ("WARNING:gguf.vocab:Adding merges requested but no merges found, output may be non-functional.", True),
     "special-token": ("WARNING:gguf.vocab:Special token type eot, id 9 out of range", True),
     "replaced": ("WARNING:hf-to-gguf:replacing token 5: 'a' -> 'b'", True),
+    "spelled": ("WARNING:hf-to-gguf:replacing token 138: '\u2581\u2581' -> '  '", False),
     "transformers": ("The tokenizer you are loading has an incorrect regex pattern: this leads to incorrect tokenization.", True),
     "python": ("/x/y.py:3: UserWarning: the vocabulary was resized", True),
     "python-elsewhere": ("/x/tokenization.py:3: FutureWarning: a picture will be needed", False),

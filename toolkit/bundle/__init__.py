@@ -21,7 +21,9 @@ from toolkit.rundir import ExportDir, replacing, sha256_of
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
-__all__ = ["SYSTEM_FILE", "Settings", "model_id", "open_webui_model", "speech_of", "write_bundle"]
+__all__ = [
+    "SYSTEM_FILE", "Settings", "has_system_role", "model_id", "open_webui_model", "speech_of", "write_bundle",
+]  # fmt: skip
 
 AS_TRAINED = "as-trained"
 """Behind the file's name in that of its Open WebUI model. The bare file is offered there too, without a system prompt."""

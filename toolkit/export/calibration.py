@@ -13,7 +13,7 @@ from toolkit.prompts import suited
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
-PROMPTS = 128
+PROMPTS = 64
 """How many training rows are read, in their order: more change the result little."""
 
 

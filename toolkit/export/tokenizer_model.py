@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_SPACE = "\u2581"
 _BPE = 2
 """SentencePiece's number of the model type."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE_PIECE = 1, 2, 3, 4, 6
@@ -43,7 +44,8 @@ def write_tokenizer_model(tokenizer: dict[str, Any], out: Path) -> None:
     proto.normalizer_spec.escape_whitespaces = True
     for text, _ in sorted(ids.items(), key=lambda item: item[1]):
         kind = _kind(text, model["unk_token"], added.get(text))
-        proto.pieces.add(piece=text, score=scores.get(text, _NEVER) if kind == _NORMAL else 0.0, type=kind)
+        score = scores.get(text, _NEVER) if kind == _NORMAL else 0.0
+        proto.pieces.add(piece=text.replace(" ", _SPACE), score=score, type=kind)
     out.write_bytes(proto.SerializeToString(deterministic=True))
 
 

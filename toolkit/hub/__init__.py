@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolkit import console
+from toolkit.bundle import has_system_role
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub.card import Facts, card_text
 from toolkit.hub.files import CARD, LICENCE_TEXTS, Place, Proof, places, proof_of
@@ -179,6 +180,7 @@ class _Push:
             run=_record(run.manifest),
             evaluation=_record(run.evaluation),
             has_licence_text=has_text,
+            has_system_role=has_system_role(self.export.merged),
         )
 
 

@@ -35,6 +35,8 @@ class Facts:
     evaluation: dict[str, Any] | None
     """eval.json of the run; None where it was not evaluated, or is not on this machine."""
     has_licence_text: bool
+    has_system_role: bool
+    """Whether the model's chat template takes a system message."""
 
     @property
     def base(self) -> str:
@@ -51,7 +53,7 @@ def card_text(facts: Facts, place: Place) -> str:
         _introduction(facts),
         scores.section(facts.evaluation),
         _files(facts, place),
-        usage(facts.recipe, facts.manifest, place),
+        usage(facts.recipe, facts.manifest, place, has_system_role=facts.has_system_role),
         describe.training(facts.recipe, facts.run, facts.base),
         _certificate(facts),
         _licence(facts),

@@ -34,6 +34,7 @@ UNMARKED = re.compile(r"^\S+\.py:\d+: (?=\w*Warning: )|^(?=The tokenizer you are
 """Warnings of Python and of transformers' tokenizers, which do not come through the converter's log. Other lines without
 a mark are the rest of one that has it: it prints the chat template."""
 
+_REPLACED = re.compile(r"replacing token \d+: '(.*)' -> '(.*)'$")
 TOKENIZER_WARNING = re.compile(r"^(WARNING|ERROR):gguf\.vocab|token|merge|vocab|chat_template|special", re.I)
 
 
@@ -127,7 +128,13 @@ def _environment() -> dict[str, str]:
 def _warnings(lines: list[str]) -> list[str]:
     marked = [line.strip() for line in lines if line.startswith(("WARNING:", "ERROR:"))]
     unmarked = [UNMARKED.sub("", line, count=1).strip() for line in lines if UNMARKED.match(line)]
-    return [line for line in [*marked, *unmarked] if not line.endswith(HARMLESS)]
+    return [line for line in [*marked, *unmarked] if not line.endswith(HARMLESS) and not _only_spelled(line)]
+
+
+def _only_spelled(line: str) -> bool:
+    """Whether a token is "replaced" by itself: SentencePiece spells its spaces with a mark."""
+    found = _REPLACED.search(line)
+    return found is not None and found[1].replace("\u2581", " ") == found[2]
 
 
 def _version(package: str) -> str:

@@ -87,7 +87,7 @@ def _unopened(target: ExportDir, manifest: dict[str, Any], fault: str) -> Verify
         files=[],
         merged=merged,
         adapter=hashes_of(target.path / ADAPTER),
-        reference={},
+        reference={"texts": 0, "tokens": 0, "problems": 0},
         versions=used_versions(gguf=False),
         seconds=0.0,
     )
