@@ -82,7 +82,7 @@ def _unopened(target: ExportDir, manifest: dict[str, Any], fault: str) -> Verify
         run=manifest["run"],
         passed=False,
         date=_now(),
-        base=manifest["base"]["merged_into"]["name"],
+        base=_base_name(manifest),
         recommendation="no GGUF file was compared: the merged folder cannot be opened",
         files=[],
         merged=merged,
@@ -160,13 +160,12 @@ def _record(
         "tokens": sum(map(len, material.tuned)),
         "problems": len(material.asked.rows),
     }
-    into = manifest["base"]["merged_into"]
     return VerifyRecord(
         run=manifest["run"],
         passed=merged.passed and all(file.passed for file in files),
         date=_now(),
-        base=manifest["base"]["merged_into"]["name"],
-        lossy_base=into["lossy"],
+        base=_base_name(manifest),
+        lossy_base=manifest["base"].get("merged_into", {}).get("lossy", False),
         recommended=recommended,
         recommendation=why,
         files=files,
@@ -176,6 +175,12 @@ def _record(
         versions=used_versions(gguf=bool(files)),
         seconds=0.0,
     )
+
+
+def _base_name(manifest: dict[str, Any]) -> str:
+    """A Hub's name, or a folder's without the way to it."""
+    base = manifest["base"]
+    return base["merged_into"]["name"] if "merged_into" in base else Path(base["source"]).name
 
 
 def _now() -> str:

@@ -22,9 +22,9 @@ class Limits:
 
 SIXTEEN_BITS = (0.98, 1.02)
 QUANTISED = (0.5, 2.0)
-"""Share of the adapter's change found in the weights. For right files 1.000 was measured in 16 bits and 0.74 to 1.56 in fewer (0.95 to
-1.03 where the base's weights had not been in 4 bits before); for files made from the base at most 0.004. Outside lie only files
-whose type rounded the adapter away: on a base that was made from Q4_1, q4_1 keeps 0.03 to 0.07 of it, and q5_k_m with an
+"""Share of the adapter's change found in the weights. For right files 1.000 was measured in 16 bits and 0.74 to 1.56 in fewer (0.95
+to 1.03 where the base's weights had not been in 4 bits before); for files made from the base at most 0.004. Outside lie only
+files whose type rounded the adapter away: on a base that was made from Q4_1, q4_1 keeps 0.03 to 0.07 of it, and q5_k_m with an
 importance matrix 0.11. Such a file is the base, and fails."""
 
 LIMITS: dict[str, Limits] = {
