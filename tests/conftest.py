@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,8 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # two OpenMP threads beside another busy process stall
     TOKENIZERS_PARALLELISM="false",
 )
+# A shell lets what it starts in the background ignore Ctrl-C, and children inherit that: tests of Ctrl-C would wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 offline.refuse_other_machines()
 offline.for_child_processes(os.environ)
 
