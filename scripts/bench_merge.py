@@ -159,14 +159,16 @@ def measure(way: str, folder: Path) -> dict[str, float]:
     """Seconds of the work, and the peak memory of its process (resident pages of files that it maps included), in GB."""
     out = Path(tempfile.mkdtemp(prefix=f"{way}-", dir=folder))
     command = [sys.executable, __file__, "--work", way, "--folder", str(folder), "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    shutil.rmtree(out)
-    if process.returncode:
-        raise SystemExit(f"{way} failed")
+    with tempfile.TemporaryFile("w+") as noise:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True)
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)  # unlike Popen.wait it tells this process's own peak
+        process.returncode = os.waitstatus_to_exitcode(status)
+        shutil.rmtree(out)
+        if process.returncode:
+            noise.seek(0)
+            raise SystemExit(f"{way} failed:\n{noise.read()[-2000:]}")
     return {"seconds": float(said.rpartition("seconds ")[2]), "peak_gb": usage.ru_maxrss * 1024 / 1e9}
 
 

@@ -51,7 +51,7 @@ def write_llama(folder: Path, *, eos: str = "<|eot_id|>") -> Path:
 
 def write_gemma(folder: Path, *, sentencepiece: bool = True) -> Path:
     """A SentencePiece vocabulary with byte fallback, trained on a few words, and the tokenizer.json that says the same."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made at import
 
     folder.mkdir(exist_ok=True)
     data = _train()
@@ -141,5 +141,5 @@ def write_family_base(folder: Path, family: str) -> None:
         num_key_value_heads=2, head_dim=64, sliding_window=128, max_position_embeddings=128,
         layer_types=["sliding_attention"] * 2, query_pre_attn_scalar=64, eos_token_id=1, bos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Gemma3ForCausalLM(config).bfloat16().save_pretrained(folder)
     write_gemma(folder)

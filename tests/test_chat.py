@@ -43,7 +43,7 @@ def recipe(export: Path) -> Recipe:
 def greedy_text(file: Path, recipe: Recipe, question: str) -> str:
     """The answer that `verify` would grade: its prompt ids, its greedy decoding, its way back to text."""
     with open_model(file, context=recipe.model.max_seq_length) as model:
-        prompt = model.chat_ids(messages(question, recipe.task.system_prompt))
+        prompt = model.chat_ids(messages(question, recipe.task.system_text))
         (ids,) = model.greedy([prompt], max_new=recipe.grpo.max_completion_length)
         return model.text(ids)
 

@@ -136,7 +136,7 @@ def test_gemma_3_with_eyes_is_merged_as_transformers_saves_it(tmp_path: Path) ->
     torch.manual_seed(1)
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     base = tmp_path / "base"
-    Gemma3ForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(base)
+    Gemma3ForConditionalGeneration(config).bfloat16().save_pretrained(base)
     targets = r".*language_model.*\.(q_proj|down_proj)"
     kind = "AutoModelForImageTextToText"
     adapter = write_adapter(base, tmp_path / "adapter", kind=kind, target_modules=targets)

@@ -153,6 +153,7 @@ def test_weights_computed_back_are_those_that_the_4_bit_model_calculates_with(
     got, before = weights_of(folder), weights_of(original)
     assert got.keys() == before.keys()
     packed = AutoModelForCausalLM.from_pretrained(copy)
+    module: Any
     for name, module in packed.named_modules():
         if type(module).__name__ == "Linear4bit" and name != "lm_head":
             expected = dequantize_4bit(module.weight.data, module.weight.quant_state)

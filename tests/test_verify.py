@@ -63,6 +63,17 @@ def test_the_certificate_says_what_it_was_made_with_and_nothing_of_this_machine(
         assert str(export.parent) not in text and str(Path.home()) not in text
 
 
+def test_the_document_explains_every_check_that_a_certificate_can_hold(
+    certified: tuple[Path, VerifyRecord], parts_export: Path
+) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+    records = [certified[1], verify_export(parts_export, problems=1)]
+    names = {check.name for record in records for file in [record.merged, *record.files] for check in file.checks}
+    assert {
+        name for name in names | {"nearer to merged than to base", "importance matrix unchanged"} if name not in text
+    } == set()
+
+
 def test_each_file_has_its_price(certified: tuple[Path, VerifyRecord]) -> None:
     wide, narrow = certified[1].files
     assert wide.bits_per_weight == pytest.approx(16, abs=0.01) and narrow.bits_per_weight < 8  # type: ignore[operator]

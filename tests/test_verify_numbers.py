@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -37,6 +38,17 @@ def test_every_type_of_a_tensor_has_a_limit_and_fewer_bits_may_err_more() -> Non
         ROW_ERRORS["F32"] < ROW_ERRORS["F16"] < ROW_ERRORS["Q8_0"] < ROW_ERRORS[kind] < 1 for kind in ("Q4_K", "Q2_K")
     )
     assert bits_of("Q4_K") == 4.5 and bits_of("F16") == 16
+
+
+def test_the_document_states_the_limits_of_the_code() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "export.md").read_text(encoding="utf-8")
+    for kind, limits in LIMITS.items():
+        cells = (kind, limits.least_bits, limits.mean_kl, limits.p99_kl, limits.top1)
+        assert f"| {' | '.join(f'{cell:g}' if isinstance(cell, int | float) else cell for cell in cells)} |" in text, (
+            kind
+        )
+    for kind, limit in ROW_ERRORS.items():
+        assert f"{kind} {limit:g}" in " ".join(text.split()), kind
 
 
 def log_probabilities(*logits: list[float]) -> list[Any]:

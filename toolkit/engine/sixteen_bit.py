@@ -175,6 +175,7 @@ def _dequantize(folder: Path, files: list[Path], out: Path) -> None:
 
 def _plain_tensors(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of one file; what bitsandbytes packed (`weight`, `weight.absmax`, `weight.quant_state.…`) unpacked."""
+    import torch
     from bitsandbytes.functional import QuantState, dequantize_4bit
     from safetensors import safe_open
 
@@ -183,7 +184,7 @@ def _plain_tensors(file: Path) -> dict[str, torch.Tensor]:
     packed = sorted(name.partition(".quant_state.")[0] for name in stored if ".quant_state.bitsandbytes__" in name)
     for name in packed:
         parts = {key: stored.pop(key) for key in list(stored) if key.startswith(f"{name}.")}
-        state = QuantState.from_dict(parts, device="cpu")
+        state = QuantState.from_dict(parts, device=torch.device("cpu"))
         stored[name] = dequantize_4bit(stored[name], state).contiguous()
     if odd := next((name for name, tensor in stored.items() if not tensor.is_floating_point()), None):
         raise EngineError(f"{odd} is quantised otherwise than in bitsandbytes' 4 bits", where=str(file), hint=_ASK)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
 PROMPTS = 64
-"""How many training rows are read, in their order: more change the result little."""
+"""How many training rows are read, in their order. On SmolLM2-135M 16 prompts did as well as 64, and prompts as well as
+prompts with their worked solutions: the mean KL of q4_0 fell from 0.067 to 0.040 and 0.041, of q4_k_m from 0.016 to 0.009."""
 
 
 def importance_of(recipe: Recipe, gguf: Path) -> Importance:
-    """The importance matrix of this file, from the first training prompts and, where the task has them, worked
-    solutions. Token ids are llama.cpp's own."""
+    """The importance matrix of this file, from the first training prompts. Token ids are llama.cpp's own."""
     rows = recipe.task.rows("train")[:PROMPTS]
     if not rows:
         raise ExportError(

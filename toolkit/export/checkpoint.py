@@ -26,8 +26,8 @@ MAX_HEADER_BYTES = 100_000_000
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """Types of plain weights, by their name in a header -> in torch."""
 
-BLOCK_WEIGHTS = 2**21
-"""How many weights are worked on at a time: 8 MB in fp32, whatever the size of the tensor."""
+BLOCK_WEIGHTS = 2**20
+"""How many weights are worked on at a time: 4 MB in fp32, whatever the size of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

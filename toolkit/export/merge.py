@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -51,7 +53,7 @@ def merge(base: Path, adapter: Path, out: Path) -> Merged:
     checkpoint = open_checkpoint(base)
     tuned = read_adapter(adapter)
     plan = match(tuned, checkpoint)
-    with open(tuned.file, "rb") as factors:
+    with open(tuned.file, "rb") as factors, _one_thread():
         for name, copy in plan.copies.items():
             _compare(checkpoint, name, factors, copy)
         for shard in checkpoint.shards:
@@ -61,6 +63,20 @@ def merge(base: Path, adapter: Path, out: Path) -> Merged:
     size = sum((out / shard.path.name).stat().st_size for shard in checkpoint.shards)
     first = checkpoint.tensors[min([*plan.changes, *(origin for origin, _ in plan.added.values())])]
     return Merged(plan.changed, DTYPES[first.dtype], size, plan.unties)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The products are small: several threads of OpenMP would wait for each other longer than they calculate, most of all
+    beside the thread that writes. And results do not depend on how many there are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _compare(checkpoint: Checkpoint, name: str, factors: BinaryIO, copy: Place) -> None:
@@ -75,37 +91,49 @@ def _compare(checkpoint: Checkpoint, name: str, factors: BinaryIO, copy: Place) 
 
 
 def _write_shard(shard: Shard, out: Path, plan: Plan, factors: BinaryIO) -> None:
-    added = {name: origin for name, (origin, _) in plan.added.items() if origin in shard.tensors}
-    with open(shard.path, "rb") as source, open(out, "wb") as target:
-        if added:
-            target.write(header_of(shard, {name: shard.tensors[origin] for name, origin in added.items()}))
-        else:
-            _copy(source, target, 0, shard.header_bytes)
-        for name, place in shard.tensors.items():
-            _write_tensor(source, target, name, place, plan.changes.get(name), factors)
-        for name, origin in added.items():
-            _write_tensor(source, target, name, shard.tensors[origin], plan.added[name][1], factors)
+    """A piece is made while the one before it is being written."""
+    with open(shard.path, "rb") as source, open(out, "wb") as target, ThreadPoolExecutor(1) as writer:
+        before: Future[int] | None = None
+        for piece in _pieces(shard, plan, source, factors):
+            if before:
+                before.result()
+            before = writer.submit(target.write, piece)
+        if before:
+            before.result()
         target.flush()
         os.fsync(target.fileno())
 
 
-def _write_tensor(
-    source: BinaryIO, target: BinaryIO, name: str, place: Place, change: Change | None, factors: BinaryIO
-) -> None:
+def _pieces(shard: Shard, plan: Plan, source: BinaryIO, factors: BinaryIO) -> Iterator[bytes | memoryview]:
+    """The merged file from its first byte to its last."""
+    added = {name: origin for name, (origin, _) in plan.added.items() if origin in shard.tensors}
+    if added:
+        yield header_of(shard, {name: shard.tensors[origin] for name, origin in added.items()})
+    else:
+        yield from _copied(source, 0, shard.header_bytes)
+    for name, place in shard.tensors.items():
+        yield from _tensor(name, source, place, plan.changes.get(name), factors)
+    for name, origin in added.items():
+        yield from _tensor(name, source, shard.tensors[origin], plan.added[name][1], factors)
+
+
+def _tensor(
+    name: str, source: BinaryIO, place: Place, change: Change | None, factors: BinaryIO
+) -> Iterator[bytes | memoryview]:
     import torch
 
     if change is None:
-        _copy(source, target, place.begin, place.end - place.begin)
+        yield from _copied(source, place.begin, place.end - place.begin)
         return
     rows = _rows(change, factors)
-    with torch.inference_mode():
-        for first, last in place.blocks():
+    for first, last in place.blocks():
+        with torch.inference_mode():
             stored = read_rows(source, place, first, last)
             merged = rows(stored.to(torch.float32, copy=True), first, last).to(stored.dtype).contiguous()
             # A sum is finite only of finite numbers, and ten times faster than to ask each of them.
             if not merged.sum(dtype=torch.float32).isfinite() and not merged.isfinite().all():
                 raise ExportError(f"{name} holds infinite or undefined numbers after merging")
-            target.write(merged.view(torch.uint8).numpy().data)
+        yield merged.view(torch.uint8).numpy().data
 
 
 def _rows(change: Change, factors: BinaryIO) -> Rows:
@@ -126,14 +154,14 @@ def _rows(change: Change, factors: BinaryIO) -> Rows:
     return scaled
 
 
-def _copy(source: BinaryIO, target: BinaryIO, begin: int, count: int) -> None:
+def _copied(source: BinaryIO, begin: int, count: int) -> Iterator[bytes]:
     source.seek(begin)
     while count:
-        block = source.read(min(count, COPY_BYTES))
-        if not block:
+        piece = source.read(min(count, COPY_BYTES))
+        if not piece:
             raise ExportError("the base model ends too early; it changed while being read")
-        target.write(block)
-        count -= len(block)
+        yield piece
+        count -= len(piece)
 
 
 def _write_index(checkpoint: Checkpoint, out: Path, plan: Plan) -> None:

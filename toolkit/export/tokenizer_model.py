@@ -29,7 +29,7 @@ def is_needed(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
 
 def write_tokenizer_model(tokenizer: dict[str, Any], out: Path) -> None:
     """Pieces in the order of their ids, typed as llama.cpp's converter wants them."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]  # made at import
 
     model, added = tokenizer["model"], {token["content"]: token for token in tokenizer.get("added_tokens", [])}
     ids: dict[str, int] = model["vocab"] | {text: token["id"] for text, token in added.items()}

@@ -47,7 +47,7 @@ def verify_export(export: Path, *, problems: int | None = None) -> VerifyRecord:
         raise ToolkitError(
             "the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN"
         )
-    fault = cannot_open(target.merged)
+    fault = cannot_open(target.merged) or cannot_open(export / ADAPTER)
     record = _unopened(target, manifest, fault) if fault else _compared(target, manifest, problems)
     record = record.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
     _write(target, record)
@@ -83,7 +83,7 @@ def _unopened(target: ExportDir, manifest: dict[str, Any], fault: str) -> Verify
         passed=False,
         date=_now(),
         base=_base_name(manifest),
-        recommendation="no GGUF file was compared: the merged folder cannot be opened",
+        recommendation="no GGUF file was compared",
         files=[],
         merged=merged,
         adapter=hashes_of(target.path / ADAPTER),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ from toolkit.verify.record import Check, FileResult, failed
 
 SIDE_BY_SIDE = 16
 """Answers that llama.cpp writes together."""
+
+THREADS = max(1, (os.cpu_count() or 1) // 2)
+"""Twice as many, beside another busy program, are slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def _check_contents(shipped: Shipped, material: Material, folders: Folders, seen
     try_file(shipped.path, [chat.text for chat in material.spoken.chats])
     seen.checks += check_contents(compare(file, folders), kind)
     count = min(SIDE_BY_SIDE, len(material.asked.prompts))
-    with open_model(shipped.path, context=_room(material), sequences=count) as model:
+    with open_model(shipped.path, context=_room(material), sequences=count, threads=THREADS) as model:
         seen.checks += check_tokens(model, material)
         seen.checks += check_predictions(model, kind, material)
         answers, seen.numbers["task"] = check_answers(model, material)

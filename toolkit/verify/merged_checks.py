@@ -15,7 +15,7 @@ from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
 from toolkit.verify.spoken import leading
 from toolkit.verify.stats import distance, perplexity, strength
-from toolkit.verify.weights import adapter_targets, difference, opened, short
+from toolkit.verify.weights import adapter_targets, difference, short
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -30,19 +30,24 @@ def check_bytes(name: str, held: dict[str, str], expected: dict[str, str]) -> Ch
 
 
 def cannot_open(folder: Path) -> str | None:
-    """Why the folder is no whole model; None where it is one. Every library has error classes of its own for that."""
+    """Why a folder of weights is not whole; None where it is. Every library has error classes of its own for that."""
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return f"{folder.name} holds no weights"
     try:
         for path in folder.glob("*.json"):
             json.loads(path.read_text(encoding="utf-8"))
         index = folder / "model.safetensors.index.json"
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
-        if lost := sorted(name for name in shards if not (folder / name).is_file()):
-            return f"{lost[0]} is missing"
-        with opened(folder) as tensors:
-            if not tensors:
-                return "it holds no tensors"
+        if lost := sorted(shards - {path.name for path in files}):
+            return f"{folder.name}/{lost[0]} is missing"
+        for path in files:
+            with safe_open(path, framework="pt"):
+                pass
     except Exception as error:
-        return f"{type(error).__name__}: {error}".replace(f"{folder}/", "").replace(str(folder), folder.name)
+        return f"{folder.name}: {type(error).__name__}: {error}".replace(f"{folder}/", "")
     return None
 
 
