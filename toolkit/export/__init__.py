@@ -115,7 +115,7 @@ def _prepare(target: ExportDir, base: Path, adapter: Path, kinds: list[str], set
         split_bytes=settings.max_shard_bytes,
         freed_bytes=sum(path.stat().st_size for path in earlier if path.is_file()),
     )
-    for path in [target.manifest, target.certificate, *earlier]:
+    for path in [target.manifest, target.certificate, target.certificate_text, *earlier]:
         path.unlink(missing_ok=True)
 
 

@@ -73,8 +73,8 @@ def _bundle(manifest: dict[str, Any]) -> dict[str, str]:
 
 def _proven(export: ExportDir, certificate: dict[str, Any], manifest: dict[str, Any]) -> dict[str, str]:
     """Path -> SHA-256 of what was verified; what the certificate does not name itself is held to the manifest."""
-    parts = [part for file in certificate["files"] for part in (file, *file.get("parts", ()))]
-    proven = {part["file"]: part["sha256"] for part in parts} | _bundle(manifest)
+    named = [file.get("hashes") or {file["file"]: file["sha256"]} for file in certificate["files"]]
+    proven = {name: digest for hashes in named for name, digest in hashes.items()} | _bundle(manifest)
     for folder, hashes in (
         (export.merged.name, manifest["merged"]["sha256"]),
         (ADAPTER, manifest["adapter"]["sha256"]),

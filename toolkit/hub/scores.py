@@ -101,7 +101,7 @@ def quant_table(files: Sequence[Mapping[str, Any]], proof: Proof) -> str:
 def _quant_line(file: Mapping[str, Any], result: Mapping[str, Any] | None) -> tuple[str, ...]:
     values = {check["name"]: check["value"] for check in (result or {}).get("checks", [])}
     task = (result or {}).get("task", {})
-    speed = task.get("tokens_per_second", (result or {}).get("tokens_per_second"))
+    speed = (result or {}).get("tokens_per_second", {}).get("decode")
     return (
         inline(file["file"]),
         inline(file["type"]),
