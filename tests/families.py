@@ -141,5 +141,6 @@ def write_family_base(folder: Path, family: str) -> None:
         num_key_value_heads=2, head_dim=64, sliding_window=128, max_position_embeddings=128,
         layer_types=["sliding_attention"] * 2, query_pre_attn_scalar=64, eos_token_id=1, bos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    Gemma3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    model: Any = Gemma3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     write_gemma(folder)

@@ -13,7 +13,7 @@ import pytest
 from tiny import write_adapter, write_base
 from toolkit.engine import sixteen_bit
 from toolkit.engine.sixteen_bit import dequantized, merge_base
-from toolkit.engine.source import base_checkpoint, source_fingerprint, training_source
+from toolkit.engine.source import checkpoint_of, source_fingerprint, training_source
 from toolkit.errors import EngineError
 from toolkit.recipe import Model
 from toolkit.recipe.schema import Export
@@ -101,7 +101,7 @@ def test_the_original_of_a_folder_lies_beside_it_or_is_named_in_its_config(
         assert merge_base(model(copy), Export()).found == "the copy's config"
     assert asked == ["org/mine"]
     shutil.copytree(original, tmp_path / "mine")
-    assert merge_base(model(copy), Export()).folder == base_checkpoint(model(copy)) == tmp_path / "mine"
+    assert merge_base(model(copy), Export()).folder == tmp_path / "mine"
     assert training_source(model(copy)) == str(copy)
 
 
@@ -211,7 +211,7 @@ def cached(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_a_cached_model_of_the_hub_needs_no_network(cached: Path) -> None:
     found = merge_base(model("org/base"), Export())
     assert (found.folder, found.name) == (cached, "org/base")
-    assert base_checkpoint(model("org/base", revision=COMMIT)) == cached
+    assert checkpoint_of("org/base", COMMIT) == cached
     copy = copy_by_config(cached, cached.parents[2] / "models--org--base-bnb-4bit" / "snapshots" / COMMIT)
     (copy.parents[1] / "refs").mkdir()
     (copy.parents[1] / "refs" / "main").write_text(COMMIT)

@@ -16,7 +16,7 @@ from models import SMOLLM2
 from tiny import edit_gguf
 from toolkit.engine import gguf_checkpoint, source
 from toolkit.engine.gguf_checkpoint import converted
-from toolkit.engine.source import base_checkpoint, is_hub_name, local_path, source_fingerprint, training_source
+from toolkit.engine.source import checkpoint_of, is_hub_name, local_path, source_fingerprint, training_source
 from toolkit.errors import EngineError, MissingExtraError, ToolkitError
 from toolkit.llamacpp import open_model
 from toolkit.llamacpp.vocabulary import tokens_of
@@ -76,7 +76,7 @@ def test_a_file_is_converted_once(smollm2: Path, file: Path, monkeypatch: pytest
         raise AssertionError("converted again")
 
     monkeypatch.setattr(gguf_checkpoint, "_convert", refuse)
-    assert converted(file) == base_checkpoint(model(SMOLLM2)) == smollm2
+    assert converted(file) == checkpoint_of(SMOLLM2) == smollm2
     assert training_source(model(SMOLLM2)) == str(smollm2)
     assert (smollm2 / "model.safetensors").is_file()
 
@@ -260,7 +260,7 @@ def test_a_missing_file_is_an_error_with_its_path(missing: str) -> None:
 def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(EngineError, match=r"no model\.safetensors") as caught:
-        base_checkpoint(model(str(tmp_path)))
+        checkpoint_of(str(tmp_path))
     assert caught.value.exit_code == 2 and caught.value.where == str(tmp_path)
 
 
@@ -271,13 +271,13 @@ def test_a_file_that_is_no_gguf_is_an_error_not_a_traceback(
     monkeypatch.setenv("TOOLKIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(ToolkitError) as caught:
-        base_checkpoint(model(str(tmp_path / "model.gguf")))
+        checkpoint_of(str(tmp_path / "model.gguf"))
     assert caught.value.exit_code == 2 and "model.gguf" in str(caught.value)
 
 
 def test_a_hub_model_that_cannot_be_reached_is_an_error_with_the_way_out() -> None:
     with pytest.raises(EngineError, match="org/none") as caught:
-        base_checkpoint(model("org/none"))
+        checkpoint_of("org/none")
     assert caught.value.exit_code == 2 and "model.source" in str(caught.value.hint)
 
 

@@ -29,14 +29,6 @@ def training_source(model: Model) -> str:
     return model.source if is_hub_name(model.source) else str(checkpoint_of(model.source))
 
 
-def base_checkpoint(model: Model) -> Path:
-    """The folder of the base model's 16-bit checkpoint, as `sixteen_bit.merge_base` finds it without export settings."""
-    from toolkit.engine.sixteen_bit import merge_base
-    from toolkit.recipe.schema import Export
-
-    return merge_base(model, Export()).folder
-
-
 def checkpoint_of(source: str, revision: str | None = None) -> Path:
     """The folder of a source's checkpoint as it is, 4-bit copies too; converted or downloaded where it is not here yet."""
     if is_hub_name(source):
