@@ -8,7 +8,7 @@ import pytest
 
 from families import write_family_base
 from merging import SMALL
-from tiny import merged_folder, need_llama_cpp, tiny_run, write_adapter, write_base  # noqa: F401  (tiny_run: a fixture of this plugin)
+from tiny import converted, merged_folder, need_llama_cpp, tiny_run, write_adapter, write_base  # noqa: F401  (tiny_run: a fixture of this plugin)
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,3 @@ def merged_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_gguf(merged_small: Path) -> Path:
     """It as a GGUF file in its own precision."""
     return converted(merged_small)
-
-
-def converted(folder: Path) -> Path:
-    from toolkit.llamacpp import convert
-
-    path = folder.parent / "source.gguf"
-    convert(folder, path, outtype="bf16", name="n")
-    return path

@@ -125,7 +125,8 @@ def _write_settings(folder: Path, template: str, **tokens: str) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def write_family_base(folder: Path, family: str) -> None:
+def write_family_base(folder: Path, family: str, *, width: int = 256) -> None:
+    """A small, random model of the family with its tokenizer; `width` is Gemma's."""
     import torch
 
     if family == "llama":
@@ -137,9 +138,9 @@ def write_family_base(folder: Path, family: str) -> None:
 
     torch.manual_seed(3)
     config = Gemma3TextConfig(
-        vocab_size=480, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, sliding_window=128, max_position_embeddings=128,
-        layer_types=["sliding_attention"] * 2, query_pre_attn_scalar=64, eos_token_id=1, bos_token_id=2, pad_token_id=0,
+        vocab_size=480, hidden_size=width, intermediate_size=width, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=width // 4, sliding_window=128, max_position_embeddings=128,
+        layer_types=["sliding_attention"] * 2, query_pre_attn_scalar=width // 4, eos_token_id=1, bos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     model: Any = Gemma3ForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -151,6 +151,15 @@ def merged_folder(base: Path, adapter: Path, out: Path) -> Path:
     return out
 
 
+def converted(folder: Path) -> Path:
+    """A merged folder as a GGUF file in its own precision, beside it."""
+    from toolkit.llamacpp import convert
+
+    path = folder.parent / "source.gguf"
+    convert(folder, path, outtype="bf16", name="n")
+    return path
+
+
 def exported(run: Path, out: Path, **options: Any) -> Any:
     from toolkit.export import export_run
 

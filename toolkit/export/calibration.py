@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
 PROMPTS = 64
-"""How many training rows are read, in their order. On SmolLM2-135M 16 prompts did as well as 64, and prompts as well as
-prompts with their worked solutions: the mean KL of q4_0 fell from 0.067 to 0.040 and 0.041, of q4_k_m from 0.016 to 0.009."""
+"""How many training rows are read, in their order. On SmolLM2-135M 16 did as well as 64, and prompts alone as well as prompts
+with worked solutions (mean KL of q4_0 to the 16-bit file: 0.067 without, 0.035 to 0.041 with any of them)."""
 
 
 def importance_of(recipe: Recipe, gguf: Path) -> Importance:
