@@ -36,11 +36,11 @@ eval: setup ## compare base and tuned on held-out problems (RUN, else the newest
 ask: setup ## ask base, warm-up and tuned model side by side (RUN, else the newest run; ARGS='"Calculate pi."')
 	@$(TOOLKIT) ask $(RUN_WORD) $(ARGS)
 
-export-merged: setup ## write the merged 16-bit model only (RUN, else the newest run)
-	@$(TOOLKIT) export $(RUN_WORD) --format merged $(ARGS)
+export-merged: setup ## write the merged 16-bit model only, and verify it (RUN, else the newest run)
+	@$(TOOLKIT) export $(RUN_WORD) --format merged --to verify $(ARGS)
 
-export-gguf: setup ## write the GGUF files (RUN, else the newest run)
-	@$(TOOLKIT) export $(RUN_WORD) --format gguf $(ARGS)
+export-gguf: setup ## write the GGUF files, and verify them (RUN, else the newest run)
+	@$(TOOLKIT) export $(RUN_WORD) --format gguf --to verify $(ARGS)
 
 verify: setup ## prove that the exported files answer as the trained model (RUN, else the newest export)
 	@$(TOOLKIT) verify $(RUN_WORD) $(ARGS)

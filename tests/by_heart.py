@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toolkit.engine.generate import Completion, Drawn, Sampling
+from toolkit.engine.completions import Completion, Drawn, Sampling
 from toolkit.evaluate import evaluate_run
 from toolkit.prompts import format_completion
 from toolkit.recipe import Recipe
@@ -40,23 +39,19 @@ class Asked:
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
-        self.adapter: str | None = None
 
-    def batches(self, _model: Any, prompts: Any, sampling: Sampling, *, done: Any, **settings: Any) -> Iterator[Drawn]:
+    def draw_batches(
+        self, _policy: Any, adapter: str | None, prompts: Any, sampling: Sampling, *, done: Any, **settings: Any
+    ) -> Iterator[Drawn]:
         assert not done
-        self.calls.append({"adapter": self.adapter, "prompts": prompts, "sampling": sampling, **settings})
-        right, first = RIGHT[str(self.adapter)], -1 if settings["greedy_too"] else 0
+        self.calls.append({"adapter": adapter, "prompts": prompts, "sampling": sampling, **settings})
+        right, first = RIGHT[str(adapter)], -1 if settings["greedy_too"] else 0
         rows = [
             Completion(index, [prompt[0], int(max(sample, 0) < right)], [0.0, 0.0], truncated=False)
             for index, prompt in enumerate(prompts)
             for sample in range(first, settings["samples"])
         ]
         yield Drawn(rows, b"")
-
-    @contextmanager
-    def for_generation(self, _policy: Any, adapter: str | None) -> Iterator[Any]:
-        self.adapter = adapter
-        yield None
 
 
 def evaluate(
@@ -70,6 +65,5 @@ def evaluate(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("toolkit.engine.load.load_policy", ByHeart)
         patch.setattr("toolkit.engine.load.load_adapter", lambda *_: None)
-        patch.setattr("toolkit.engine.load.for_generation", asked.for_generation)
-        patch.setattr("toolkit.engine.generate.batches", asked.batches)
+        patch.setattr("toolkit.engine.sampler.draw_batches", asked.draw_batches)
         return evaluate_run(run.path), asked.calls

@@ -20,7 +20,7 @@ from toolkit.rundir import write_json
 from toolkit.tasks.base import Row
 
 CPU = Machine("cpu", bf16=True, name="a CPU", threads=2, memory_gib=8.0)
-GPU = Machine("cuda", bf16=True, name="a GPU", threads=8, memory_gib=64.0)
+GPU = Machine("cuda", bf16=True, name="a GPU", threads=8, memory_gib=64.0, vllm=True)
 
 
 def _record(question: str, answer: str, gold: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ EFFECTS: dict[str, Effect] = {
     "model.max_seq_length": Effect(256, several(load("max_seq_length"), warmup("max_length")), [256, 256]),
     "model.load_in_4bit": Effect(True, load("load_in_4bit")),
     "model.dtype": Effect("bfloat16", several(load("dtype"), grpo("bf16", GPU)), ["bfloat16", True]),
-    "model.fast_inference": Effect(True, several(load("fast_inference", GPU), grpo("use_vllm", GPU)), [True, True]),
+    "model.fast_inference": Effect(False, several(load("fast_inference", GPU), grpo("use_vllm", GPU)), [False, False]),
     "model.gpu_memory_utilization": Effect(0.3, load("gpu_memory_utilization", GPU), given=WITH_GPU),
     "model.lora.r": Effect(32, several(lora("r"), load("max_lora_rank", GPU)), [32, 32], WITH_GPU),
     "model.lora.lora_alpha": Effect(64, lora("lora_alpha")),

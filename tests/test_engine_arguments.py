@@ -67,14 +67,14 @@ def test_without_a_warm_up_nothing_is_warmed_up() -> None:
 def test_a_gpu_keeps_what_it_can_do() -> None:
     recipe = with_values({"grpo.optim": "paged_adamw_8bit", "model.dtype": "auto"}, WITH_GPU)
     resolved = setting(recipe, GPU)
-    assert (resolved.optim, resolved.dtype, resolved.fast_inference) == ("paged_adamw_8bit", "bfloat16", True)
+    assert (resolved.optim, resolved.dtype, resolved.generator) == ("paged_adamw_8bit", "bfloat16", "unsloth")
     assert resolved.changes == ()
 
 
 def test_a_cpu_replaces_what_it_cannot_do_and_says_so() -> None:
     recipe = with_values({"grpo.optim": "paged_adamw_8bit", "model.dtype": "float16"}, WITH_GPU)
     resolved = setting(recipe)
-    assert (resolved.optim, resolved.dtype, resolved.fast_inference) == ("adamw_torch_fused", "bfloat16", False)
+    assert (resolved.optim, resolved.dtype, resolved.generator) == ("adamw_torch_fused", "bfloat16", "transformers")
     told = {change.key: (change.asked, change.used) for change in resolved.changes}
     assert told == {
         "model.fast_inference": (True, False), "grpo.optim": ("paged_adamw_8bit", "adamw_torch_fused"),
@@ -103,15 +103,15 @@ def test_the_dtype_is_one_the_machine_is_good_at(device: Any, bf16: bool, asked:
     [
         ("cpu", 8.0, {}, 4096),
         ("cpu", 64.0, {}, 8192),
-        ("cuda", 16.0, {}, 16384),
+        ("cuda", 16.0, {"model.fast_inference": False}, 16384),
         ("cuda", 16.0, {"model.fast_inference": True, "model.gpu_memory_utilization": 0.5}, 8192),
-        ("cuda", 141.0, {}, 32768),
+        ("cuda", 141.0, {"model.fast_inference": False}, 32768),
     ],
 )  # fmt: skip
 def test_a_backward_pass_holds_what_the_memory_allows(
     device: Any, memory_gib: float, keys: dict[str, Any], tokens: int
 ) -> None:
-    assert machine.tokens_per_pass(with_values(keys), Machine(device, True, "m", 2, memory_gib)) == tokens
+    assert machine.tokens_per_pass(with_values(keys), Machine(device, True, "m", 2, memory_gib, vllm=True)) == tokens
 
 
 @pytest.mark.parametrize("generations", [2, 3, 8])

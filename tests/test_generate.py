@@ -15,7 +15,8 @@ from scipy.stats import chisquare
 import unsloth_side
 from models import small_recipe, tiny_gemma, tiny_llama
 from toolkit.engine import generate as module
-from toolkit.engine.generate import Completion, Sampling, generate
+from toolkit.engine.completions import Completion, Sampling
+from toolkit.engine.generate import generate
 
 pytest_plugins = ("shared",)
 torch = pytest.importorskip("torch")

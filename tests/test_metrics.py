@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from by_heart import ByHeart
 from report_runs import LOGS, completion, report_recipe
 from run_files import lines
-from toolkit.engine.generate import Completion
+from toolkit.engine.completions import Completion
 from toolkit.recipe import Recipe
 from toolkit.rundir import RunDir
 from toolkit.train.energy import EnergyMeter
@@ -62,12 +61,11 @@ def measured(recipe: Recipe) -> dict[str, Any]:
     policy.text = lambda ids: f"answer {ids[0]}"
     rows = policy.rows
 
-    def generate(_model: Any, prompts: list[list[int]], *_: Any, **__: Any) -> list[Completion]:
+    def draw(_policy: Any, _adapter: Any, prompts: list[list[int]], *_: Any, **__: Any) -> list[Completion]:
         return [Completion(at, [*prompt, 0], [0.0, 0.0], truncated=False) for at, prompt in enumerate(prompts)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("toolkit.engine.load.for_generation", lambda *_: nullcontext())
-        patch.setattr("toolkit.engine.generate.generate", generate)
+        patch.setattr("toolkit.engine.sampler.draw", draw)
         return measure(policy, recipe, rows)
 
 

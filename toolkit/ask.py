@@ -13,7 +13,7 @@ from toolkit.rundir import RunDir
 from toolkit.tasks import Row
 
 if TYPE_CHECKING:
-    from toolkit.engine.generate import Completion
+    from toolkit.engine.completions import Completion
     from toolkit.engine.load import Policy
     from toolkit.recipe import Recipe
     from toolkit.rewards import RewardBase
@@ -83,17 +83,15 @@ def _replies(
 ) -> list[list[Reply]]:
     """One model's replies to each row."""
     from toolkit.engine.arguments import training_sampling
-    from toolkit.engine.generate import generate
-    from toolkit.engine.load import for_generation
+    from toolkit.engine.sampler import draw
 
     sampling = training_sampling(recipe, policy.stop_token_ids)
     if not samples:
         sampling = replace(sampling, temperature=0.0, repetition_penalty=1.0)
     prompts = [policy.prompt_ids(recipe.task.messages(row)) for row in rows]
     _require_room(recipe, prompts)
-    with for_generation(policy, None if name == "base" else name) as model:
-        batch = recipe.eval.batch_size
-        drawn = generate(model, prompts, sampling, samples=samples or 1, seed=recipe.seed, batch_rows=batch)
+    adapter, batch = None if name == "base" else name, recipe.eval.batch_size
+    drawn = draw(policy, adapter, prompts, sampling, samples=samples or 1, seed=recipe.seed, batch_rows=batch)
     said = _said(policy, recipe, rewards, rows, drawn)
     return [said[at : at + (samples or 1)] for at in range(0, len(said), samples or 1)]
 

@@ -174,17 +174,23 @@ class ExportDir:
         """Whether it has a certificate that passed. Whether that is about the bytes that lie here, `push` asks."""
         return self.certificate.is_file() and bool(read_json(self.certificate)["passed"])
 
+    @property
+    def recommended(self) -> str | None:
+        """The GGUF file that its certificate recommends, where it has one that does."""
+        return read_json(self.certificate).get("recommended") if self.certificate.is_file() else None
 
-def preferred_gguf(files: Sequence[Mapping[str, Any]]) -> str | None:
-    """Of a manifest's files the one to use first: q8_0, half the size of f16 and nearly as exact; else the first."""
+
+def preferred_gguf(files: Sequence[Mapping[str, Any]], *, recommended: str | None = None) -> str | None:
+    """Of a manifest's files the one to use first: what the certificate recommends; else q8_0, half the size of f16 and
+    nearly as exact; else the first."""
     names = [file["file"] for file in sorted(files, key=lambda file: file["type"] != "q8_0")]
-    return names[0] if names else None
+    return recommended if recommended in names else next(iter(names), None)
 
 
 def chosen_gguf(export: ExportDir, wanted: str | None) -> str:
     """The name of a GGUF file of this export. `wanted` is a name or a type; None takes the one to use first."""
     files: list[dict[str, Any]] = read_json(export.manifest)["files"]
-    best = preferred_gguf(files)
+    best = preferred_gguf(files, recommended=export.recommended)
     if best is None:
         hint = f"toolkit export {export.path.name} --format gguf"
         raise ExportError("the export holds no GGUF file", where=str(export.path), hint=hint)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from toolkit.cli.lookup import export_folder
-from toolkit.cli.parsing import EXPORT_HELP, Parser, Verb
+from toolkit.cli.parsing import EXPORT_HELP, FILE_HELP, Parser, Verb
 
 _PORT_HELP = "0 takes any that is free; default: {}"
 
@@ -19,7 +19,7 @@ def _serve_arguments(parser: Parser) -> None:
 
 def _served_file(parser: Parser) -> None:
     parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
-    parser.add_argument("--file", metavar="NAME", help="a GGUF file of the export, by name or type; default: q8_0")
+    parser.add_argument("--file", metavar="NAME", help=FILE_HELP)
 
 
 def _port(text: str) -> int:

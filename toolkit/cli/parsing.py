@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 RUN_HELP = "a run's folder or id, or a recipe for its newest run; default: the newest of all"
 EXPORT_HELP = "an export's folder or id, or a recipe for its newest export; default: the newest of all"
+FILE_HELP = "a GGUF file of the export, by name or type; default: the one its certificate recommends, else q8_0"
 _RECIPE_HELP = "a name from `toolkit recipes` or a path to a YAML file; then any number of key=value overrides"
 
 

@@ -35,7 +35,7 @@ def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str], push: bo
                 _say_how_to_go_on(stage, code, inputs, to=to)
                 return code
             given = [note.read_text(encoding="utf-8")] if note.exists() else given
-            if stage == "verify":
+            if stage == "verify" and "eval" in inputs:
                 show_summary(Path(inputs["eval"][0]), Path(inputs["verify"][0]))
     return 0
 
@@ -48,8 +48,12 @@ def _hidden_words(stage: str, *, to: str, note: Path) -> list[str]:
 
 def _say_how_to_go_on(stage: str, code: int, inputs: Mapping[str, Sequence[str]], *, to: str) -> None:
     """After a trained run's later stage ended early. Training and push say it themselves; files that fail their proof stay so."""
-    if stage not in ("train", "push") and code != VerifyFailed.exit_code:
+    if stage in ("train", "push") or code == VerifyFailed.exit_code:
+        return
+    if "eval" in inputs:
         console.note(f"to go on: toolkit train --resume {console.untrusted(inputs['eval'][0])} --to {to}")
+    elif stage == "verify":
+        console.note(f"to go on: toolkit verify {console.untrusted(inputs['verify'][0])}")
 
 
 def _run_stage(words: Sequence[str]) -> int:

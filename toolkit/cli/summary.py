@@ -106,13 +106,14 @@ def _show_files(export: ExportDir) -> None:
     for result in results:
         path = str(export.path / result["file"])
         verdict = "verified" if result["passed"] else "NOT VERIFIED"
+        verdict += ", [bold]recommended[/]" if result["file"] == certificate.get("recommended") else ""
         console.say(f"  {console.untrusted(path.ljust(width))}  {result['size_bytes'] / 1e6:7.0f} MB  {verdict}")
 
 
 def _show_next(run: Path, export: ExportDir) -> None:
     ask = shlex.join([_python(), "-m", "toolkit", "ask", str(run)])
     console.say(f'[bold]Before and after, side by side[/]\n  [green]{console.untrusted(ask)} "…"[/]')
-    file = preferred_gguf(read_json(export.manifest)["files"])
+    file = preferred_gguf(read_json(export.manifest)["files"], recommended=export.recommended)
     if file is None:
         console.say(
             f"transformers opens {console.untrusted(export.merged)}; the recipe names no GGUF type (export.gguf)"

@@ -14,11 +14,12 @@ from toolkit import console
 from toolkit.cli.deployment_verbs import OPEN_WEBUI, SERVE
 from toolkit.cli.doctor_verbs import DOCTOR
 from toolkit.cli.evaluation_verbs import ASK, EVAL
-from toolkit.cli.lookup import export_folder, resumable_run, run_folder
-from toolkit.cli.parsing import EXPORT_HELP, RUN_HELP, Parser, Verb, count, load, recipe_words, with_recipe
+from toolkit.cli.export_verbs import EXPORT, VERIFY
+from toolkit.cli.lookup import export_folder, resumable_run
+from toolkit.cli.parsing import EXPORT_HELP, FILE_HELP, Parser, Verb, count, load, recipe_words, with_recipe
 from toolkit.cli.pipeline import run_stages
 from toolkit.cli.report_verbs import COMPARE, REPORT, RUNS
-from toolkit.errors import Stopped, ToolkitError, VerifyFailed, nearest
+from toolkit.errors import Stopped, ToolkitError, nearest
 from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -79,49 +80,9 @@ def _note(arguments: Arguments, folder: Path) -> None:
         Path(arguments.note_folder).write_text(str(folder), encoding="utf-8")
 
 
-def _export_arguments(parser: Parser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--format", choices=("merged", "gguf", "all"), help="default: as the recipe says")
-    parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
-
-
-def _export(arguments: Arguments) -> int:
-    from toolkit.export import export_run
-
-    run = run_folder(arguments.run)
-    wanted = _resumed_recipe(run).recipe.export
-    quants: list[str] = [] if arguments.format == "merged" else list(wanted.gguf)
-    if arguments.format == "gguf" and not quants:
-        raise ToolkitError("this run's recipe names no GGUF type", hint="toolkit export --format merged")
-    # With gguf the merged folder stays where the recipe wants it: verification compares with it.
-    merged = wanted.merged or arguments.format in ("merged", "all")
-    record = export_run(run, merged=merged, quants=quants)
-    _note(arguments, record.folder)
-    return 0
-
-
-def _verify_arguments(parser: Parser) -> None:
-    parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
-
-
-def _verify_options(parser: Parser) -> None:
-    _verify_arguments(parser)
-    what = "held-out problems to ask; default: 16 to 64, by the model's size"
-    parser.add_argument("--problems", type=count, metavar="N", help=what)
-
-
-def _verify(arguments: Arguments) -> int:
-    from toolkit.verify import verify_export
-
-    export = export_folder(arguments.export)
-    if not verify_export(export, problems=arguments.problems).passed:
-        raise VerifyFailed("the shipped files do not answer as the trained model did", where=str(export))
-    return 0
-
-
 def _chat_arguments(parser: Parser) -> None:
-    _verify_arguments(parser)
-    parser.add_argument("--file", metavar="NAME", help="a GGUF file of the export, by name or type; default: q8_0")
+    parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
+    parser.add_argument("--file", metavar="NAME", help=FILE_HELP)
     parser.add_argument("--question", metavar="TEXT", help="answer this and end; without it ask in turn, or read stdin")
 
 
@@ -133,7 +94,7 @@ def _chat(arguments: Arguments) -> int:
 
 
 def _push_arguments(parser: Parser) -> None:
-    _verify_arguments(parser)
+    parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
     parser.add_argument("--repo", metavar="ORG/NAME", help="one repository for everything; default: the recipe's")
     parser.add_argument("--force", action="store_true", help="push what is not verified; the model card says so")
 
@@ -291,8 +252,8 @@ VERBS = {
     "train": Verb("train a recipe (default: the embedded one) into runs/", _train_arguments, _train),
     "eval": EVAL,
     "ask": ASK,
-    "export": Verb("write a run as 16-bit folder and GGUF files into exports/", _export_arguments, _export),
-    "verify": Verb("show that an export answers as the trained model does", _verify_options, _verify),
+    "export": EXPORT,
+    "verify": VERIFY,
     "chat": Verb("talk to an export in the terminal", _chat_arguments, _chat),
     "serve": SERVE,
     "open-webui": OPEN_WEBUI,

@@ -59,7 +59,7 @@ def _missing(recipe: Recipe, hardware: Hardware) -> Iterator[str]:
     if absent_package := _absent_package(recipe.model.source):
         yield f"its model is in the package {absent_package}, which is not installed (make setup)"
     gpu = hardware.usable_gpu
-    if recipe.model.fast_inference and gpu is None:
+    if recipe.model.fast_inference is True and gpu is None:
         yield "made for an NVIDIA GPU (model.fast_inference)"
     have, need = gpu.memory_gib if gpu else hardware.memory_gib, least_memory_gib(recipe, hardware)
     if need is not None and need > have:

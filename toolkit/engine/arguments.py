@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from toolkit.engine.generate import Sampling
+from toolkit.engine.completions import Sampling
 from toolkit.engine.trackers import tracker_arguments
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def load_arguments(recipe: Recipe, setting: Setting, source: str) -> dict[str, A
         "max_seq_length": model.max_seq_length,
         "load_in_4bit": model.load_in_4bit,
         "dtype": setting.dtype,
-        "fast_inference": setting.fast_inference,
+        "fast_inference": setting.generator == "unsloth",
         "use_gradient_checkpointing": checkpointing(recipe),
         "random_state": recipe.seed,
     }
-    if setting.fast_inference:
+    if setting.generator == "unsloth":
         arguments |= {"gpu_memory_utilization": model.gpu_memory_utilization, "max_lora_rank": model.lora.r}
     return arguments
 
@@ -118,7 +118,7 @@ def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, 
         "steps_per_generation": passes,
         "reward_weights": [reward.weight for reward in recipe.rewards],
         "gradient_checkpointing": grpo.gradient_checkpointing,
-        "use_vllm": setting.fast_inference,
+        "use_vllm": setting.generator == "unsloth",
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_total_limit": 2,

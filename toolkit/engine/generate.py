@@ -15,11 +15,11 @@ It does not load models, grade text or know about trainers. What makes it faster
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from toolkit.engine.completions import Completion, Drawn, Draws, Sampling, in_order
 from toolkit.engine.lean import exact_for
 
 if TYPE_CHECKING:
@@ -29,59 +29,11 @@ SHRINK_AT = 0.75
 """The batch is compacted when less than this share of its rows is still running: a copy of the cache, so not at every stop."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. temperature 0 is greedy. top_k 0 and min_p None are off."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    stop_token_ids: tuple[int, ...] = ()
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-@dataclass
-class Completion:
-    """Sampled token ids, the stop token included where there was one, and each token's log-probability when sampled."""
-
-    prompt_index: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    truncated: bool = True
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The completions of one batch, and what goes on where it stopped: the state of the random generator after it."""
-
-    rows: list[Completion]
-    state: bytes
-
-
 def generate(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    samples: int = 1,
-    seed: int = 0,
-    batch_rows: int = 128,
-    greedy_too: bool = False,
+    model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, **draws: Unpack[Draws]
 ) -> list[Completion]:
-    """`samples` completions for every prompt (token ids), in prompt order: prompt 0 sample 0, prompt 0 sample 1, ….
-
-    `greedy_too` puts one more before them, which takes the likeliest token each time.
-
-    The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
-    """
-    drawn = batches(model, prompts, sampling, samples=samples, seed=seed, batch_rows=batch_rows, greedy_too=greedy_too)
-    return in_order(drawn)
+    """The completions of every prompt (token ids), in prompt order: prompt 0 sample 0, prompt 0 sample 1, …."""
+    return in_order(batches(model, prompts, sampling, **draws))
 
 
 def batches(
@@ -95,7 +47,10 @@ def batches(
     greedy_too: bool = False,
     done: Sequence[Drawn] = (),
 ) -> Iterator[Drawn]:
-    """What `generate` draws, batch by batch. `done`: the first batches of an equal call, which are not drawn again."""
+    """What `generate` draws, batch by batch. `done`: the first batches of an equal call, which are not drawn again.
+
+    The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
+    """
     import torch
 
     generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -107,11 +62,6 @@ def batches(
             decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator, greedy_too)
             rows = decoder.run(batch)
         yield Drawn(rows, generator.get_state().numpy().tobytes())
-
-
-def in_order(drawn: Iterable[Drawn]) -> list[Completion]:
-    """The completions of all batches in prompt order."""
-    return sorted((row for batch in drawn for row in batch.rows), key=lambda row: row.prompt_index)
 
 
 def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:

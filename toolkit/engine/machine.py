@@ -11,6 +11,7 @@ It loads no model. The numbers come from torch, so the first question costs torc
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
 from collections.abc import Sequence
@@ -32,6 +33,10 @@ PACKAGES = (
 )  # fmt: skip
 
 
+Generator = Literal["transformers", "vllm", "unsloth"]
+"""What draws completions: the model that is trained, a vLLM engine beside it, or Unsloth's model, which is vLLM's (on a GPU)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The part of the machine that decides how a recipe runs."""
@@ -42,6 +47,8 @@ class Machine:
     threads: int
     memory_gib: float
     """Of the GPU, where there is one."""
+    vllm: bool = False
+    """Whether vLLM is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Setting:
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["bfloat16", "float16", "float32"]
-    fast_inference: bool
+    generator: Generator
     optim: str
     batch_rows: int
     changes: tuple[Change, ...] = ()
@@ -73,12 +80,14 @@ def this_machine() -> Machine:
 
     memory = psutil.virtual_memory().total
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    vllm = importlib.util.find_spec("vllm") is not None
     if torch.cuda.is_available() and os.environ.get("UNSLOTH_FORCE_CPU") != "1":
         memory = torch.cuda.get_device_properties(0).total_memory
-        return Machine("cuda", torch.cuda.is_bf16_supported(), torch.cuda.get_device_name(), threads, _gib(memory))
+        name = torch.cuda.get_device_name()
+        return Machine("cuda", torch.cuda.is_bf16_supported(), name, threads, _gib(memory), vllm)
     # A CPU without native bfloat16 emulates it, slower than float32.
     native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return Machine("cpu", native, platform.processor() or platform.machine(), threads, _gib(memory))
+    return Machine("cpu", native, platform.processor() or platform.machine(), threads, _gib(memory), vllm)
 
 
 def _gib(size_bytes: int) -> float:
@@ -90,13 +99,19 @@ def resolve(recipe: Recipe, machine: Machine) -> Setting:
     setting = Setting(
         device=machine.device,
         dtype=_dtype(recipe.model.dtype, machine),
-        fast_inference=recipe.model.fast_inference,
+        generator=_generator(recipe.model.fast_inference, machine),
         optim=recipe.grpo.optim,
         batch_rows=batch_rows(recipe, machine),
     )
     changes = tuple(_changes(recipe, machine))
-    used = {change.key.rpartition(".")[2]: change.used for change in changes}
+    used = {change.key.rpartition(".")[2]: change.used for change in changes if change.key != "model.fast_inference"}
     return replace(setting, **used, changes=changes)
+
+
+def _generator(fast_inference: bool | str, machine: Machine) -> Generator:
+    if not fast_inference or not machine.vllm:
+        return "transformers"
+    return "unsloth" if machine.device == "cuda" else "vllm"
 
 
 def _dtype(asked: str, machine: Machine) -> Any:
@@ -109,9 +124,9 @@ def _dtype(asked: str, machine: Machine) -> Any:
 
 def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
     asked, changes = recipe.model.dtype, []
+    if recipe.model.fast_inference is True and not machine.vllm:
+        changes.append(Change("model.fast_inference", True, False, "vLLM is not installed"))
     if machine.device == "cpu":
-        if recipe.model.fast_inference:
-            changes.append(Change("model.fast_inference", True, False, "Unsloth's vLLM needs a GPU"))
         if "8bit" in recipe.grpo.optim or "paged" in recipe.grpo.optim:
             why = "paged and 8-bit optimisers need a GPU"
             changes.append(Change("grpo.optim", recipe.grpo.optim, "adamw_torch_fused", why))
@@ -139,7 +154,8 @@ def batch_rows(recipe: Recipe, machine: Machine) -> int:
 
 def tokens_per_pass(recipe: Recipe, machine: Machine) -> int:
     """How many tokens one backward pass may hold. vLLM, on a GPU, takes its share of the memory first."""
-    taken = recipe.model.gpu_memory_utilization if recipe.model.fast_inference and machine.device == "cuda" else 0.0
+    unsloth = _generator(recipe.model.fast_inference, machine) == "unsloth"
+    taken = recipe.model.gpu_memory_utilization if unsloth else 0.0
     tokens = int(TOKENS_PER_GIB[machine.device] * machine.memory_gib * (1 - taken))
     return min(MOST_TOKENS[machine.device], tokens)
 

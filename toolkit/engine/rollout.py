@@ -1,4 +1,4 @@
-"""What TRL calls in every step besides the trainer itself: rollouts through `generate`, and the recipe's rewards.
+"""What TRL calls in every step besides the trainer itself: rollouts and the recipe's rewards.
 
 It keeps every completion with its rewards for the run's record, and decides nothing about training.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.arguments import training_sampling
-from toolkit.engine.generate import generate
-from toolkit.engine.load import Policy, for_generation
+from toolkit.engine.load import Policy
+from toolkit.engine.sampler import draw
 from toolkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -45,14 +45,8 @@ def rollouts(policy: Policy, recipe: Recipe) -> Callable[[list[Any], Any], dict[
         step, round_ = trainer.state.global_step, getattr(trainer, "resample_round", 0)
         ids = [policy.prompt_ids(prompt) for prompt in prompts]
         groups = ids[:: recipe.grpo.num_generations]
-        with for_generation(policy, "default") as model:
-            drawn = generate(
-                model,
-                groups,
-                sampling,
-                samples=recipe.grpo.num_generations,
-                seed=recipe.seed * 1_000_003 + step + (round_ << 54),  # above every seed and step
-            )
+        seed = recipe.seed * 1_000_003 + step + (round_ << 54)  # above every seed and step
+        drawn = draw(policy, "default", groups, sampling, samples=recipe.grpo.num_generations, seed=seed)
         return {
             "prompt_ids": ids,
             "completion_ids": [completion.token_ids for completion in drawn],

@@ -46,8 +46,9 @@ class _RecipesModel:
 
     def answers(self, chats: Sequence[Chat], max_tokens: int) -> list[str]:
         """Greedy, with the adapter switched off, whatever generates in training: vLLM holds the adapter's weights."""
-        from toolkit.engine.generate import Sampling, generate
-        from toolkit.engine.load import for_generation, load_policy
+        from toolkit.engine.completions import Sampling
+        from toolkit.engine.load import load_policy
+        from toolkit.engine.sampler import draw
 
         if self._policy is None:
             self._policy = load_policy(self._recipe)
@@ -55,8 +56,7 @@ class _RecipesModel:
         sampling = Sampling(max_tokens, temperature=0.0, stop_token_ids=policy.stop_token_ids)
         prompts = [policy.prompt_ids(chat) for chat in chats]
         self._require_room(max(map(len, prompts), default=0) + max_tokens)
-        with for_generation(policy, None) as model:
-            drawn = generate(model, prompts, sampling, batch_rows=self._recipe.eval.batch_size)
+        drawn = draw(policy, None, prompts, sampling, batch_rows=self._recipe.eval.batch_size)
         return [policy.text(completion.token_ids) for completion in drawn]
 
     def _require_room(self, tokens: int) -> None:

@@ -103,7 +103,7 @@ def build_grpo_trainer(
         reward_funcs=recorder.functions,
         processing_class=policy.tokenizer,
         callbacks=callbacks,
-        **({} if policy.setting.fast_inference else {"rollout_func": rollouts(policy, recipe)}),
+        **({} if policy.setting.generator == "unsloth" else {"rollout_func": rollouts(policy, recipe)}),
     )
     _without_printer(trainer)
     if "ref" in policy.model.peft_config:

@@ -16,7 +16,7 @@ from toolkit.rundir import sha256_of
 from toolkit.tasks import folded
 
 if TYPE_CHECKING:
-    from toolkit.engine.generate import Completion
+    from toolkit.engine.completions import Completion
     from toolkit.engine.load import Policy
     from toolkit.evaluate.sets import EvaluationSet
     from toolkit.recipe import Recipe
@@ -139,26 +139,26 @@ def _key(evaluation: EvaluationSet, models: dict[str, Asked], adapters: dict[str
 def _drawn(policy: Policy, recipe: Recipe, name: str, asked: Asked, progress: Progress) -> list[Completion]:
     """One model's answers: the greedy one of a row first, then those sampled at the training temperature."""
     from toolkit.engine.arguments import training_sampling
-    from toolkit.engine.generate import batches, in_order
-    from toolkit.engine.load import for_generation
+    from toolkit.engine.completions import in_order
+    from toolkit.engine.sampler import draw_batches
 
     done = progress.batches(name)
     there = f", of which {sum(len(batch.rows) for batch in done)} answers are there" if done else ""
     console.say(f"evaluating {name}: {len(asked.prompts)} rows, {recipe.eval.samples} samples each{there}")
-    with for_generation(policy, asked.adapter) as model:
-        more = batches(
-            model,
-            asked.prompts,
-            training_sampling(recipe, policy.stop_token_ids),
-            samples=recipe.eval.samples,
-            seed=recipe.seed,
-            batch_rows=recipe.eval.batch_size,
-            greedy_too=recipe.eval.greedy,
-            done=done,
-        )
-        for number, batch in enumerate(more, len(done)):
-            progress.add(name, number, batch)
-            done = [*done, batch]
+    more = draw_batches(
+        policy,
+        asked.adapter,
+        asked.prompts,
+        training_sampling(recipe, policy.stop_token_ids),
+        samples=recipe.eval.samples,
+        seed=recipe.seed,
+        batch_rows=recipe.eval.batch_size,
+        greedy_too=recipe.eval.greedy,
+        done=done,
+    )
+    for number, batch in enumerate(more, len(done)):
+        progress.add(name, number, batch)
+        done = [*done, batch]
     return in_order(done)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from toolkit.engine.generate import Completion, Drawn
+from toolkit.engine.completions import Completion, Drawn
 from toolkit.evaluate.totals import Answer
 from toolkit.rundir import read_json, write_json
 

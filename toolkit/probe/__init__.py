@@ -87,15 +87,14 @@ def _fitting(policy: Policy, recipe: Recipe, rows: Sequence[Row], wanted: int) -
 def _sampled(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> tuple[list[Entry], float]:
     """A group of completions for each row with what the rewards say of them, and how long the sampling took."""
     from toolkit.engine.arguments import training_sampling
-    from toolkit.engine.generate import generate
-    from toolkit.engine.load import for_generation
+    from toolkit.engine.sampler import draw
 
     size = recipe.grpo.num_generations
     prompts = [policy.prompt_ids(recipe.task.messages(row)) for row in rows]
     begin = time.monotonic()
-    with for_generation(policy, None) as model:
-        sampling = training_sampling(recipe, policy.stop_token_ids)
-        drawn = generate(model, prompts, sampling, samples=size, seed=recipe.seed)
+    drawn = draw(
+        policy, None, prompts, training_sampling(recipe, policy.stop_token_ids), samples=size, seed=recipe.seed
+    )
     seconds = time.monotonic() - begin
     repeated = [row for row in rows for _ in range(size)]
     return _scored(policy, recipe, repeated, [completion.token_ids for completion in drawn]), seconds

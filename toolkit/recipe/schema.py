@@ -116,8 +116,8 @@ class Model(Section):
     """Load the base in 4 bits (NF4): a quarter of the memory, a little slower, a little less exact."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the arithmetic and of weights that are not 4-bit; `auto` takes what the machine is good at."""
-    fast_inference: bool = False
-    """Generate with vLLM inside Unsloth (needs a GPU)."""
+    fast_inference: Literal["auto"] | bool = "auto"
+    """Generate with vLLM: inside Unsloth on a GPU, beside it on a CPU (docs/fast-inference.md); `auto` where it is installed."""
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
     """Share of the GPU's memory that vLLM may take."""
     lora: Lora = Lora()

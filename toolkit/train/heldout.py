@@ -122,13 +122,11 @@ class HeldOut:
 def measure(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> Line:
     """Greedy answers to these rows: accuracy, or the mean reward where the task has no golds; lengths, and how many rows."""
     from toolkit.engine.arguments import training_sampling
-    from toolkit.engine.generate import generate
-    from toolkit.engine.load import for_generation
+    from toolkit.engine.sampler import draw
 
     sampling = replace(training_sampling(recipe, policy.stop_token_ids), temperature=0.0, repetition_penalty=1.0)
     prompts = [policy.prompt_ids(recipe.task.messages(row)) for row in rows]
-    with for_generation(policy, "default") as model:
-        drawn = generate(model, prompts, sampling, batch_rows=recipe.eval.batch_size)
+    drawn = draw(policy, "default", prompts, sampling, batch_rows=recipe.eval.batch_size)
     ids = [completion.token_ids for completion in drawn]
     texts = [policy.text(tokens) for tokens in ids]
     found = _accuracy(recipe, rows, texts) if recipe.task.graded else _reward(policy, recipe, rows, texts, ids)
