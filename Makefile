@@ -17,7 +17,7 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-open-webui bench-merge format clean distclean
+.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-open-webui bench bench-merge format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -85,6 +85,9 @@ test: setup ## run the tests, offline (ARGS='-k name' picks some)
 test-open-webui: setup ## test with the real Open WebUI and a browser (needs chromium; 3 GB and some minutes the first time)
 	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/browser.txt
 	@TEST_OPEN_WEBUI=1 .venv/bin/python -m pytest tests/webui $(ARGS)
+
+bench: setup ## measure rollouts and GRPO steps against a plain script with Unsloth and TRL (ARGS='--rounds 3')
+	@.venv/bin/python scripts/bench/run.py $(ARGS)
 
 bench-merge: setup ## measure the merge against copying and PEFT on 3.2 billion made-up weights (13 GB of disk; ARGS='--rounds 1')
 	@.venv/bin/python scripts/bench_merge.py $(ARGS)
