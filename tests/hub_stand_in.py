@@ -21,6 +21,8 @@ from urllib.parse import unquote
 import pytest
 
 TOKEN = "hf_testTokenThatNobodyMayRead"
+SIGNED = "X-Amz-Credential=SECRET&X-Amz-Signature=SECRET"
+"""In the address of each part: who has it may write there."""
 PART_BYTES = 1000
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 Files = dict[str, bytes]
@@ -37,6 +39,9 @@ class Repo:
     card: dict[str, Any] | None = None
     writable: bool = True
     gated: bool = False
+    """Hidden even from those who may see the page."""
+    asks_for_terms: bool = False
+    """As gated models of the Hub are: everybody sees the page, nobody gets the files."""
 
     @property
     def files(self) -> Files:
@@ -82,7 +87,13 @@ class Hub:
         if repo.gated:
             return 403, {"error": "Access to this model is restricted"}, {"X-Error-Code": "GatedRepo"}
         card = {"cardData": repo.card} if repo.card is not None else {}
-        return 200, {"id": name, "private": repo.private, "siblings": [], "sha": _commit(repo.files), **card}
+        files = [{"rfilename": path, "size": len(data)} for path, data in repo.files.items()]
+        facts = {"private": repo.private, "gated": "manual" if repo.asks_for_terms else False, "siblings": files}
+        return 200, {"id": name, "sha": _commit(repo.files), **facts, **card}
+
+    def may_read(self, body: Any, name: str) -> Answer:
+        refused = {"error": "Access to this model is restricted"}, {"X-Error-Code": "GatedRepo"}
+        return (403, *refused) if self.repos[name].asks_for_terms else (200, {})
 
     def may_write(self, body: Any, name: str) -> Answer:
         return (200, {}) if self.repos[name].writable else (403, {"error": "Forbidden"})
@@ -121,7 +132,7 @@ class Hub:
             if entry["oid"] in self._stored:
                 return entry
             count = -(-entry["size"] // PART_BYTES)
-            parts = {str(n): f"{self.url}/part/{entry['oid']}/{n:06}" for n in range(1, count + 1)}
+            parts = {str(n): f"{self.url}/part/{entry['oid']}/{n:06}?{SIGNED}" for n in range(1, count + 1)}
             action = {"href": f"{self.url}/whole/{entry['oid']}", "header": {"chunk_size": str(PART_BYTES), **parts}}
             return entry | {"actions": {"upload": action}}
 
@@ -187,8 +198,9 @@ ROUTES = {
     r"GET /api/whoami-v2": Hub.whoami,
     r"POST /api/repos/create": Hub.create,
     r"POST /api/validate-yaml": Hub.validate,
-    rf"GET /api/models/{_NAME}": Hub.info,
+    rf"GET /api/(?:models|datasets)/{_NAME}": Hub.info,
     rf"GET /api/models/{_NAME}/revision/([^/]+)": Hub.info,
+    rf"GET /api/models/{_NAME}/auth-check": Hub.may_read,
     rf"GET /api/models/{_NAME}/auth-check/write": Hub.may_write,
     rf"POST /api/models/{_NAME}/branch/([^/]+)": Hub.branch,
     rf"POST /api/models/{_NAME}/preupload/([^/]+)": Hub.preupload,
@@ -214,7 +226,9 @@ def running_hub() -> Iterator[Hub]:
             assert found is not None
             hub.asked.append(route.__name__)
             headers = {"ETag": "x"}
-            if route not in (Hub.part, Hub.whole) and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            anonymous = self.headers.get("Authorization") is None and route in (Hub.info, Hub.may_read)
+            free = route in (Hub.part, Hub.whole) or anonymous
+            if not free and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 status, answer = 401, {"error": "Invalid credentials"}
             elif route.__name__ in hub.faults:
                 status, headers = hub.faults[route.__name__]

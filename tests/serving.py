@@ -7,10 +7,12 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,35 @@ def ends_soon(pid: int, limit_s: float = 30) -> bool:
     while is_running(pid) and time.monotonic() < end:
         time.sleep(0.1)
     return not is_running(pid)
+
+
+@contextmanager
+def fixed_answer(body: bytes, *, model: str = NAME, status: int = 200) -> Iterator[str]:
+    """The base URL of a server that offers this model and answers every chat with these bytes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._say(200, json.dumps({"data": [{"id": model}]}).encode())
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._say(status, body)
+
+        def _say(self, code: int, data: bytes) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def taken_port() -> socket.socket:

@@ -15,7 +15,7 @@ import pytest
 from models import byte_tokenizer, tiny_llama
 from serving import NO_SYSTEM_ROLE
 from test_modelfile import read
-from tiny import smollm2_file
+from tiny import edit_gguf, smollm2_file
 from toolkit.bundle import write_bundle
 from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp.split import split
@@ -104,15 +104,35 @@ def test_a_second_bundle_is_the_same_to_the_bit_and_leaves_nothing_of_the_first(
     assert made == set(fewer["files"]) == {"README.md", "my run-q8_0.Modelfile", "my run-q8_0.open-webui.json"}
 
 
-def test_a_file_in_parts_has_one_name_and_a_modelfile_that_takes_all_of_them(export: ExportDir) -> None:
+def test_a_file_in_parts_has_one_name_and_is_joined_for_ollama_which_takes_no_parts(export: ExportDir) -> None:
     whole = export.path / "my run-f32.gguf"
     shutil.copyfile(smollm2_file(), whole)
     parts = [path.name for path in split(whole, max_bytes=60_000_000)]
     written(export, files=parts[:1])
-    taken = [value for name, value in read((export.path / "my run-f32.Modelfile").read_text()) if name == "FROM"]
-    assert len(parts) > 1 and taken == [f"./{part}" for part in parts]
+    join = f"llama-gguf-split --merge 'my run-f32-00001-of-0000{len(parts)}.gguf' 'my run-f32.gguf'"
+    commands = read((export.path / "my run-f32.Modelfile").read_text())
+    assert len(parts) > 1 and [value for name, value in commands if name == "FROM"] == ["./my run-f32.gguf"]
+    assert ("#", f"Ollama takes no file in parts. First: {join}") in commands
+    text = (export.path / "README.md").read_text()
+    assert text.index(join) < text.index("ollama create my-run-f32 -f 'my run-f32.Modelfile'")
+    assert f"llama-server -m '{parts[0]}' --alias my-run-f32" in text
     (model,) = json.loads((export.path / "my run-f32.open-webui.json").read_text())
     assert model["base_model_id"] == "my-run-f32"
+
+
+@pytest.mark.parametrize("run", ["my-run-20260203-040506", "my-run-20260203-040506-2"])
+def test_the_date_in_a_modelfile_is_that_of_the_run_on_every_day(run: str, export: ExportDir) -> None:
+    for name in FILES:
+        (export.path / name).unlink()
+    file = export.path / "a-f16.gguf"
+    shutil.copyfile(smollm2_file(), file)
+    dated = (
+        "{% for m in messages %}[{{ strftime_now('%d %b %Y') }} {{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    edit_gguf(file, tokenizer__chat_template=dated)
+    write_bundle(export, recipe_with("task.system_prompt=''"), run=run, files=[file.name])
+    assert "[03 Feb 2026 user]" in (export.path / "a-f16.Modelfile").read_text()
 
 
 def test_nothing_in_it_is_of_this_machine(export: ExportDir) -> None:

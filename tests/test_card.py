@@ -39,7 +39,7 @@ def evaluation(*, graded: bool = True) -> dict[str, Any]:
     return {
         "n": 300, "samples": 4, "graded": graded, "models": {"base": model, "tuned": model},
         "differences": {"tuned-base": change}, "decoding": {"temperature": 1.0, "top_k": 0, "min_p": None, "seed": 3},
-        "prompts_sha256": "ab12", "intervals": "95 %: bootstrap",
+        "prompts_sha256": "ab12", "intervals": "95 %: bootstrap", "overlap": {"exact": 0, "folded": 0, "row_ids": []},
     }  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def test_it_says_what_the_records_say(export: Path) -> None:
     for said in (
         "| base model | 50.0% (25.0% to 75.0%) | 50.0% (25.0% to 75.0%) | 90.0% | 1.25 (1 to 1.5) |",
         "- this model against base model, the same rows compared: +12.5 points right, sampled (+10.0 to +15.0)",
-        "n = 300 held-out rows that were not trained on, 4 samples each (temperature 1.0, top_k 0, seed 3)",
-        "| a-q8_0.gguf | q8_0 | 0 | 1.2e-04 | 0.998 | 9 of 16 | passed |",
+        "n = 300 held-out rows, none of them among the rows that were trained on; 4 samples each (temperature 1.0, top_k 0, seed 3)",
+        "| a-q8_0.gguf | q8_0 | 0 | 5 | 1.2e-04 | 0.998 | 9 of 16 | -6.2 (-12.5 to +3.0) | passed |",
         "| merged | 2 of 2 | passed |",
         "| correctness | 1 |",
         "20 rows to train on (SHA-256 `aa`), 8 held out (`bb`)",
@@ -115,6 +115,44 @@ def test_an_older_evaluation_without_rewards_is_read(export: Path) -> None:
     assert "| base model | 50.0% (25.0% to 75.0%) | 50.0% (25.0% to 75.0%) | 90.0% | – |" in card(
         export, evaluation=record
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"overlap": {"exact": 2, "folded": 1, "row_ids": ["a"]}}, "rows, **3 of them trained on as well** (2 letter by letter);"),
+        ({"overlap": None}, "held-out rows, not compared with the rows that were trained on;"),
+        ({"selected_on": {"rows": 64, "asked_here": 5}}, "5 of the rows chose the checkpoint during training"),
+    ],
+)  # fmt: skip
+def test_what_the_rows_have_to_do_with_the_training_is_said(changes: dict[str, Any], said: str, export: Path) -> None:
+    assert said in card(export, evaluation=evaluation() | changes)
+
+
+def test_a_record_from_before_rows_were_compared_claims_nothing(export: Path) -> None:
+    record = evaluation()
+    del record["overlap"]
+    assert "not compared with the rows that were trained on" in card(export, evaluation=record)
+
+
+def test_worked_examples_and_saved_steps_are_models_of_their_own(export: Path) -> None:
+    record = evaluation()
+    record["models"] |= dict.fromkeys(("few_shot", "step100"), record["models"]["base"])
+    record |= {"few_shot": {"examples": 4, "prompts_sha256": "cd"}}
+    record["differences"]["tuned-few_shot"] = record["differences"]["tuned-base"]
+    text = card(export, evaluation=record)
+    assert "| base model, shown 4 worked examples | 50.0%" in text and "| after step 100 | 50.0%" in text
+    assert "- this model against base model, shown 4 worked examples, the same rows compared: +12.5 points" in text
+
+
+def test_the_file_that_the_certificate_recommends_is_named_and_used(export: Path) -> None:
+    certify(export, recommended="a-f16.gguf")
+    text = card(export)
+    assert "(-12.5 to +3.0) | passed, recommended |" in text
+    assert "Recommended: a-f16.gguf, the smallest file that passed." in text
+    assert "\nllama-cli -m a-f16.gguf " in text
+    certify(export)
+    assert "ecommended" not in card(export) and "\nllama-cli -m a-q8_0.gguf " in card(export)
 
 
 def test_each_repository_says_what_it_is_and_where_the_rest_lies(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import subprocess
 import sys
 import traceback
@@ -265,6 +267,21 @@ def test_the_token_stands_in_no_exception_however_deep(hub: Hub, export: Path, r
     shown = "".join(traceback.format_exception(caught.value))
     assert TOKEN not in shown + repr(caught.value.__dict__)
     assert caught.value.__cause__ is None and caught.value.__context__ is None
+
+
+def test_what_is_tried_again_is_told_without_the_address_that_lets_others_write(
+    hub: Hub, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface_hub itself warns of each request that it repeats."""
+    said = io.StringIO()
+    (handler,) = logging.getLogger("huggingface_hub").handlers
+    monkeypatch.setattr(handler, "stream", said)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    hub.faults["part"] = (503, {})
+    with pytest.raises(ToolkitError, match="the Hub answered 503"):
+        push_export(export)
+    assert "503 thrown while requesting PUT" in said.getvalue() and "Retrying" in said.getvalue()
+    assert "SECRET" not in said.getvalue() and TOKEN not in said.getvalue()
 
 
 @pytest.mark.parametrize(

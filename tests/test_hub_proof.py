@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hub_export import REPO, certify, write_export
+from hub_export import IN_PARTS, REPO, certify, sha256, write_export
 from hub_stand_in import Hub, logged_in_to, running_hub
 from toolkit.errors import ToolkitError
 from toolkit.hub import proven, push_export
@@ -47,6 +47,23 @@ def test_other_bytes_than_the_verified_ones_are_refused(export: Path, name: str,
     with pytest.raises(ToolkitError, match=f"{name} is not the file that was verified") as caught:
         proven(ExportDir(export))
     assert str(caught.value.hint).startswith(f"toolkit verify {export};")
+
+
+@pytest.mark.parametrize(("part", "name"), [("merged", "config.json"), ("adapter", "adapter_model.safetensors")])
+def test_a_manifest_that_was_rewritten_with_the_file_proves_nothing(export: Path, part: str, name: str) -> None:
+    (export / part / name).write_bytes(b"another")
+    manifest = json.loads((export / "manifest.json").read_text())
+    manifest[part]["sha256"][name] = sha256(b"another")
+    (export / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ToolkitError, match=f"{part}/{name} is not the file that was verified"):
+        proven(ExportDir(export))
+
+
+def test_a_certificate_from_before_it_named_all_files_is_helped_by_the_manifest(export: Path) -> None:
+    record = json.loads((export / "verify.json").read_text())
+    del record["merged"]["hashes"], record["adapter"]
+    (export / "verify.json").write_text(json.dumps(record))
+    assert proven(ExportDir(export)).problems == ()
 
 
 def _no_certificate(folder: Path) -> None:
@@ -94,3 +111,34 @@ def test_an_export_without_a_manifest_is_none_even_with_force(export: Path) -> N
     (export / "manifest.json").unlink()
     with pytest.raises(ToolkitError, match="no whole export"):
         proven(ExportDir(export), force=True)
+
+
+def test_a_file_in_parts_arrives_with_all_of_them_and_is_joined_for_ollama(hub: Hub, tmp_path: Path) -> None:
+    export = write_export(tmp_path / "exports/b-20260101-120000", ggufs=IN_PARTS)
+    push_export(export)
+    arrived = hub.repos[REPO].files
+    assert {name: arrived[name] for name in IN_PARTS} == IN_PARTS
+    card = arrived["README.md"].decode()
+    first, second = sorted(name for name in IN_PARTS if "q8_0" in name)
+    assert f"| {first} | q8_0 |" in card and "not-verified" not in card
+    assert f"hf download {REPO} {first} {second} system-prompt.txt a-q8_0.Modelfile --local-dir ." in card
+    join = card.index(f"llama-gguf-split --merge {first} a-q8_0.gguf")
+    assert join < card.index("ollama create a-q8_0 -f a-q8_0.Modelfile")
+
+
+@pytest.mark.parametrize("data", [b"changed", None])
+@pytest.mark.parametrize("name", [name for name in IN_PARTS if "q8_0" in name])
+def test_other_bytes_in_any_part_are_refused(name: str, data: bytes | None, tmp_path: Path) -> None:
+    export = write_export(tmp_path / "exports/b-20260101-120000", ggufs=IN_PARTS)
+    (export / name).unlink()
+    if data is not None:
+        (export / name).write_bytes(data)
+    with pytest.raises(ToolkitError, match=f"{name} is not the file that was verified"):
+        proven(ExportDir(export))
+
+
+def test_a_part_more_than_was_verified_is_refused(tmp_path: Path) -> None:
+    export = write_export(tmp_path / "exports/b-20260101-120000", ggufs=IN_PARTS)
+    (export / "a-q8_0-00003-of-00003.gguf").write_bytes(b"another")
+    with pytest.raises(ToolkitError, match=r"00003-of-00003\.gguf is not the file that was verified"):
+        proven(ExportDir(export))

@@ -3,6 +3,7 @@ as they were; and where neither can be had, a Modelfile that says so."""
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import shutil
@@ -132,6 +133,24 @@ def test_what_the_twin_cannot_do_is_said(family: str, said: str) -> None:
     assert any(said in note for note in ollama_template(speech(published(family)), "").notes)
 
 
+GRANITE = (
+    "{% for m in messages %}{% if m.role == 'system' %}<s>Today: {{ strftime_now('%B %d, %Y') }}. {{ m.content }}</s>"
+    "{% else %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Writes the date in another form, in single quotes."""
+
+
+@pytest.mark.parametrize(
+    ("template", "date"), [(published("llama3_2"), "Today Date: 03 Feb 2026"), (GRANITE, "Today: February 03, 2026.")]
+)
+def test_a_template_that_writes_the_date_has_that_of_the_training(template: str, date: str) -> None:
+    asked = Speech(template, "<s>", "</s>", False, (), day=datetime.date(2026, 2, 3))
+    found = ollama_template(asked, "Be brief.")
+    assert found.template is not None and date in found.template
+    assert any("that of the training, 03 Feb 2026" in note for note in found.notes)
+
+
 SHOUTS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content | replace('345', 'many') }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -150,7 +169,7 @@ COUNTS = "{% for m in messages %}[{{ loop.index }} {{ m.role }}] {{ m.content }}
 )
 def test_a_template_without_a_twin_leaves_a_modelfile_that_says_so(template: str | None, said: str) -> None:
     modelfile = _modelfile(speech(template), how_asked("Be brief."))
-    text = modelfile.text(["a.gguf"])
+    text = modelfile.text("a.gguf")
     assert modelfile.template is None and "TEMPLATE " not in text.replace("no TEMPLATE", "")
     assert said in text.split("FROM")[0] and "use llama.cpp" in text and 'SYSTEM "Be brief."' in text
 
@@ -202,7 +221,7 @@ def read(text: str) -> list[tuple[str, str]]:
 def test_a_modelfile_reads_back_as_what_it_was_made_of() -> None:
     template = ollama_template(speech(published("qwen2_5")), AWKWARD).template or ""
     made = Modelfile(template, AWKWARD, ("<|im_end|>", "a b"), {"temperature": 0.7, "top_k": 0}, ("Note.",))
-    assert read(made.text(["my file.gguf"])) == [
+    assert read(made.text("my file.gguf")) == [
         ("#", "Note."), ("FROM", "./my file.gguf"), ("TEMPLATE", template), ("SYSTEM", AWKWARD),
         ("stop", "<|im_end|>"), ("stop", "a b"), ("temperature", "0.7"), ("top_k", "0"),
     ]  # fmt: skip
@@ -226,5 +245,5 @@ def test_a_text_is_quoted_so_that_ollama_reads_it_unchanged_or_not_at_all(text: 
 
 
 def test_a_system_prompt_that_no_modelfile_can_hold_is_left_out_and_said() -> None:
-    text = _modelfile(speech(published("qwen2_5")), how_asked("a\u00a0b")).text(["a.gguf"])
+    text = _modelfile(speech(published("qwen2_5")), how_asked("a\u00a0b")).text("a.gguf")
     assert "SYSTEM " not in text and "system-prompt.txt yourself" in text and "TEMPLATE " in text

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +17,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from serving import NAME, NO_SYSTEM_ROLE, Serving, ends_soon, is_running, serving, taken_port, write_export
+from serving import (
+    NAME,
+    NO_SYSTEM_ROLE,
+    Serving,
+    ends_soon,
+    fixed_answer,
+    is_running,
+    serving,
+    taken_port,
+    write_export,
+)
 from test_chat import greedy_text
 from tiny import edit_gguf
 from toolkit.bundle import Settings, open_webui_model, speech_of
@@ -26,7 +37,8 @@ from toolkit.fixed_chats import CHATS
 from toolkit.llamacpp import open_model
 from toolkit.prompts import messages
 from toolkit.recipe import load_resolved
-from toolkit.serve import webui, webui_setup
+from toolkit.serve import prepare, webui, webui_setup
+from toolkit.serve.process import until_stopped
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +70,84 @@ def test_prompts_are_written_by_the_files_own_template_and_nothing_is_added(serv
         expected = {name: len(model.chat_ids(chat)) for name, chat in CHATS.items()}
     got = {name: server.answer(chat, max_tokens=1)["usage"]["prompt_tokens"] for name, chat in CHATS.items()}
     assert got == expected
+
+
+def test_a_request_that_says_nothing_is_sampled_as_in_training(tmp_path: Path) -> None:
+    """One token to draw from, so that the answer is known; the library's own defaults would penalise repetition."""
+    export = write_export(tmp_path / "a", "grpo.top_k=1", "grpo.max_completion_length=12")
+    recipe = load_resolved(export / "recipe.json").recipe
+    with serving(export) as started:
+        found = started.ask("/chat/completions", {"messages": messages("Count: 1 1 1", recipe.task.system_text)})
+        assert found["choices"][0]["message"]["content"] == greedy_text(export / f"{NAME}.gguf", recipe, "Count: 1 1 1")
+        assert found["usage"]["completion_tokens"] <= 12
+
+
+def test_answers_name_the_model_and_no_path_of_this_machine(server: Serving) -> None:
+    assert server.answer(messages("Hi", ""), max_tokens=1)["model"] == NAME
+
+
+def test_chat_asks_the_server_and_gets_the_answer_that_it_gets_alone(
+    server: Serving, export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    for words in (["--server", server.url], ["--server", server.url.removesuffix("/v1")], []):
+        assert main(["chat", str(export), "--question", "What is 17 + 25?", *words]) == 0
+        shown = capsys.readouterr()
+        said.append(shown.out)
+        assert ("asking the server" in shown.err) == bool(words)
+    assert said[0].strip() and said == [said[0]] * 3
+
+
+def test_chat_finds_the_server_at_the_usual_port_and_any_file_of_the_export_there(
+    server: Serving, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("toolkit.llamacpp.USUAL_PORT", int(server.url.split(":")[2].split("/")[0]))
+    assert main(["chat", str(export), "--question", "2"]) == 0
+    assert "asking the server" in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_middle_of_a_stream_too(
+    server: Serving, export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", str(export), "--server", server.url, "--question", "one " * 2000]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the model cannot be asked this" in said and "context" in said
+
+
+def test_a_server_that_has_another_model_or_is_not_there_is_said(
+    server: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_export(tmp_path / "b")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["files"][0]["file"] = "b-f16.gguf"
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["chat", str(other), "--server", server.url, "--question", "2"]) == 2
+    assert f"it serves {NAME}, not b-f16" in " ".join(capsys.readouterr().err.split())
+    with taken_port() as held:
+        port = held.getsockname()[1]
+    assert main(["chat", str(other), "--server", f"127.0.0.1:{port}", "--question", "2"]) == 2
+    assert "no server answers there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "shown", "error"),
+    [
+        (b'data: {"choices": [{"delta": {"content": "4\\u001b[2J"}}]}\n\n', 200, "4[2J", "ended in the middle"),
+        (b'data: {"error": {"message": "full \\u001b]0;x"}}\n\n', 200, "", "cannot be asked this: full ]0;x"),
+        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', 200, "", "no whole answer"),
+        (b"data: [1]\n\n", 200, "", "no whole answer"),
+        (b"\xff\xfe", 200, "", "no whole answer"),
+        (b'{"error": {"message": "too long"}}', 400, "", "cannot be asked this: too long"),
+        (b"<html>", 500, "", "cannot be asked this: 500"),
+    ],
+)
+def test_whatever_a_server_answers_is_an_answer_or_a_plain_error(
+    body: bytes, status: int, shown: str, error: str, export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fixed_answer(body, status=status) as url:
+        assert main(["chat", str(export), "--server", url, "--question", "2"]) == 2
+    said = capsys.readouterr()
+    assert said.out == shown and error in " ".join(said.err.split()) and "\x1b]" not in said.err
 
 
 def test_a_second_question_does_not_break_off_the_first_answer(server: Serving) -> None:
@@ -99,6 +189,7 @@ def test_a_server_that_died_is_said_with_exit_code_2(export: Path) -> None:
         os.kill(started.server, signal.SIGKILL)
         said, _ = started.process.communicate(timeout=60)
     assert started.process.returncode == 2 and "the llama.cpp server was ended by SIGKILL" in said
+    assert "memory ran out" in said
 
 
 def test_a_system_text_without_a_role_stands_where_training_had_it(export: Path, tmp_path: Path) -> None:
@@ -125,7 +216,58 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(
         port = held.getsockname()[1]
         assert main([verb, str(export), "--port", str(port)]) == 2
     said = capsys.readouterr().err
-    assert f"port {port} cannot be had" in said and "--port 0" in said
+    assert f"port {port} is taken" in said and "--port 0" in said
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nosuchhost.invalid", "a" * 70])
+def test_a_host_that_is_not_this_machine_is_said(host: str, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getaddrinfo", _without_names)
+    with pytest.raises(ToolkitError, match="no address of this machine") as caught:
+        prepare(export, file=None, host=host, port=0)
+    assert "--host 127.0.0.1" in str(caught.value.hint)
+
+
+def _without_names(host: str, port: int, **_: Any) -> list[Any]:
+    """Names are looked up elsewhere, which tests do not."""
+    if host != "192.0.2.1":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("localhost", "http://localhost:"),
+        ("0.0.0.0", "http://127.0.0.1:"),
+        ("::1", "http://[::1]:"),
+        ("::", "http://[::1]:"),
+    ],
+)
+def test_the_address_that_is_printed_is_one_to_ask(host: str, url: str, export: Path) -> None:
+    if ":" in host and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    served = prepare(export, file=None, host=host, port=0)
+    assert served.base_url == f"{url}{served.port}/v1"
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_what_is_ignored_stays_ignored_so_that_nohup_keeps_a_server() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with until_stopped():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http", "1.5"])

@@ -6,6 +6,7 @@ Not part of `make test`: it installs 3 GB. `make test-open-webui` runs it; RUN n
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,12 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models import child_environment
 from serving import NAME, children, ends_soon, write_export
 from test_chat import greedy_text
+from toolkit.bundle import Settings, open_webui_model, speech_of
 from toolkit.recipe import load_resolved
 from toolkit.rundir import ExportDir, chosen_gguf
 
@@ -122,16 +125,33 @@ def test_a_question_asked_on_the_page_is_answered_there_by_the_trained_model(pag
 
 def test_its_model_is_the_one_of_the_bundle(page: Page, export: Path) -> None:
     """Read back through Open WebUI's own API, with the page's log-in."""
-    found = page.evaluate(
-        "id => fetch('/api/v1/models/model?id=' + encodeURIComponent(id),"
-        " {headers: {authorization: 'Bearer ' + localStorage.token}}).then(answer => answer.json())",
-        f"{name_of(export)}-as-trained",
-    )
+    found = model_called(page, f"{name_of(export)}-as-trained")
     recipe = load_resolved(export / "recipe.json").recipe
     assert found["base_model_id"] == name_of(export)
     assert found["params"].get("system", "") == recipe.task.system_text
     assert found["params"]["temperature"] == recipe.grpo.temperature
     assert found["meta"]["capabilities"]["builtin_tools"] is False
+
+
+def test_the_file_of_the_bundle_is_taken_by_the_pages_own_import(
+    page: Page, started: Started, export: Path, tmp_path: Path
+) -> None:
+    """Workspace > Models > Import JSON, as somebody does with an Open WebUI of their own."""
+    file = export / chosen_gguf(ExportDir(export), None)
+    settings = Settings.of(load_resolved(export / "recipe.json").recipe)
+    model: dict[str, Any] = open_webui_model(file.name, speech_of(file, export / "merged"), settings)
+    model["id"] = "by-hand"
+    (tmp_path / "a.open-webui.json").write_text(json.dumps([model]), encoding="utf-8")
+    page.goto(f"{started.url}/workspace/models")
+    page.locator("#models-import-input").wait_for(state="attached", timeout=ANSWER_S * 1000)
+    with page.expect_response("**/api/v1/models/import", timeout=ANSWER_S * 1000) as imported:
+        page.locator("#models-import-input").set_input_files(tmp_path / "a.open-webui.json")
+    assert imported.value.ok
+    found = model_called(page, "by-hand")
+    assert {key: found[key] for key in ("name", "base_model_id", "params")} == {
+        key: model[key] for key in ("name", "base_model_id", "params")
+    }
+    assert found["meta"]["capabilities"] == model["meta"]["capabilities"]
 
 
 def test_ctrl_c_ends_both_servers_and_is_no_error(started: Started) -> None:
@@ -140,6 +160,15 @@ def test_ctrl_c_ends_both_servers_and_is_no_error(started: Started) -> None:
     said, _ = started.process.communicate(timeout=60)
     assert started.process.returncode == 0 and "stopped" in said
     assert all(ends_soon(server) for server in started.servers)
+
+
+def model_called(page: Page, name: str) -> dict[str, Any]:
+    """What Open WebUI has under this id."""
+    return page.evaluate(
+        "id => fetch('/api/v1/models/model?id=' + encodeURIComponent(id),"
+        " {headers: {authorization: 'Bearer ' + localStorage.token}}).then(answer => answer.json())",
+        name,
+    )
 
 
 def name_of(export: Path) -> str:

@@ -23,9 +23,9 @@ class Modelfile:
     notes: Sequence[str]
     """Comments at its head."""
 
-    def text(self, parts: Sequence[str]) -> str:
-        """The file for a GGUF file that lies beside it, or for all parts of one that is split."""
-        lines = [*(f"# {note}" for note in self.notes), *(f"FROM ./{part}" for part in parts)]
+    def text(self, gguf: str, *, notes: Sequence[str] = ()) -> str:
+        """The file for a GGUF file that lies beside it; `notes` are about that one."""
+        lines = [*(f"# {note}" for note in [*self.notes, *notes]), f"FROM ./{gguf}"]
         if self.template is not None:
             lines.append(f"TEMPLATE {quoted(self.template)}")
         if self.system:

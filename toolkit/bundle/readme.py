@@ -26,6 +26,22 @@ def beside(gguf: str, ending: str) -> str:
     return _PART.sub("", gguf.removesuffix(".gguf")) + ending
 
 
+def in_parts(gguf: str) -> bool:
+    """Whether this is the first of several parts."""
+    return _PART.search(gguf.removesuffix(".gguf")) is not None
+
+
+def join_parts(gguf: str) -> str:
+    """The command that makes one file of the parts, for Ollama, which takes none in parts (its issue 5245)."""
+    return shlex.join(["llama-gguf-split", "--merge", gguf, beside(gguf, ".gguf")])
+
+
+def ollama_create(gguf: str) -> list[str]:
+    """The commands after which Ollama has the model, to be run where the file lies."""
+    create = shlex.join(["ollama", "create", model_id(gguf).lower(), "-f", beside(gguf, MODELFILE)])
+    return [join_parts(gguf), create] if in_parts(gguf) else [create]
+
+
 def llama_server(gguf: str, settings: Settings) -> str:
     """The command, to be run where the file lies. The answer stays as the model wrote it: no thoughts are cut out."""
     words = ["llama-server", "-m", gguf, "--alias", model_id(gguf), "--host", "127.0.0.1", "--port", "8080", "--jinja"]
@@ -35,7 +51,8 @@ def llama_server(gguf: str, settings: Settings) -> str:
 def llama_cli(gguf: str, settings: Settings, *, has_system_role: bool) -> str:
     """The command. Without --no-escape a backslash in the system prompt, as in \\boxed, would begin an escape."""
     system = ["-sysf", SYSTEM_FILE, "--no-escape"] if settings.system and has_system_role else []
-    return shlex.join(["llama-cli", "-m", gguf, *system, "--jinja", *settings.llama_cpp()])
+    words = ["llama-cli", "-m", gguf, *system, "--jinja", "--reasoning-format", "none"]
+    return shlex.join([*words, *settings.llama_cpp()])
 
 
 def readme(run: str, files: Sequence[str], settings: Settings, *, has_system_role: bool) -> str:
@@ -79,9 +96,8 @@ def _llama_cpp(commands: Sequence[Sequence[str]], settings: Settings) -> str:
 
 
 def _ollama(files: Sequence[str]) -> str:
-    names = [(file, model_id(file).lower()) for file in files]
-    commands = [shlex.join(["ollama", "create", name, "-f", beside(file, MODELFILE)]) for file, name in names]
-    run = shlex.join(["ollama", "run", names[0][1]])
+    commands = [command for file in files for command in ollama_create(file)]
+    run = shlex.join(["ollama", "run", model_id(files[0]).lower()])
     return f"## Ollama\n\n{_block('sh', [*commands, run])}\n\nThe first lines of a Modelfile say how its template was checked."
 
 

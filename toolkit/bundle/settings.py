@@ -50,6 +50,17 @@ class Settings:
             "num_ctx": self.context,
         }
 
+    def openai(self) -> dict[str, float]:
+        """What a request in OpenAI's protocol says, with llama.cpp's additions to it."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repetition_penalty,
+            "max_tokens": self.max_tokens,
+        }
+
     def open_webui(self, stops: Sequence[str]) -> dict[str, Any]:
         """`params` of a model in Open WebUI, which hands them on to an OpenAI-compatible server.
 
@@ -58,12 +69,7 @@ class Settings:
         """
         return {
             **({"system": self.system} if self.system else {}),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repetition_penalty,
-            "max_tokens": self.max_tokens,
+            **self.openai(),
             "stop": [stop.encode("unicode_escape").decode("ascii") for stop in stops],
             "reasoning_tags": False,
         }

@@ -5,8 +5,11 @@ It runs no model.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from toolkit.llamacpp.vocabulary import adds_bos
 from toolkit.prompts import messages, suited, takes_system
 from toolkit.rundir import read_json
 
+_TODAY = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+"""Where a Jinja template writes today's date. Ollama's language has a function for that since 2025, of one form, 2026-11-30."""
 QUESTION = "What is 12 + 345?"
 UNLIKE: dict[str, list[dict[str, str]]] = {
     "white space at the ends of a message": [{"role": "user", "content": "  Name a colour.\n"}],
@@ -39,17 +44,22 @@ class Speech:
     adds_bos: bool
     """Whether llama.cpp puts BOS before a prompt by itself; Ollama lets it, so its templates must not write one."""
     stops: tuple[str, ...]
+    day: date = field(default_factory=date.today)
+    """What the template takes for today, should it write the date."""
 
     def render(self, chat: Messages, generate: bool) -> str | None:
         """The chat as training wrote it; None where the file's template refuses it, which each does in words of its own."""
 
         def write(chat: list[dict[str, str]]) -> str:
-            return render_chat(self.template or "", chat, bos=self.bos, eos=self.eos, generate=generate)
+            return render_chat(self._template_of_that_day(), chat, bos=self.bos, eos=self.eos, generate=generate)
 
         try:
             return write(suited(chat, write)) or None
         except Exception:
             return None
+
+    def _template_of_that_day(self) -> str:
+        return _TODAY.sub(lambda found: json.dumps(self.day.strftime(found[2])), self.template or "")
 
     def without_bos(self, chat: Messages, generate: bool) -> str | None:
         text = self.render(chat, generate)
@@ -64,7 +74,7 @@ class OllamaTemplate:
     notes: tuple[str, ...]
 
 
-def speech_of(gguf: Path, merged: Path) -> Speech:
+def speech_of(gguf: Path, merged: Path, *, day: date | None = None) -> Speech:
     """From the header of the file; which tokens end an answer, from the merged model's generation config."""
     file = GgufFile(gguf)
     ids = read_json(merged / "generation_config.json")["eos_token_id"]
@@ -74,6 +84,7 @@ def speech_of(gguf: Path, merged: Path) -> Speech:
         eos=_token(file, file.field("tokenizer.ggml.eos_token_id")),
         adds_bos=adds_bos(gguf),
         stops=tuple(_token(file, number) for number in (ids if isinstance(ids, list) else [ids])),
+        day=day or date.today(),
     )
 
 
@@ -112,5 +123,5 @@ def _unlike(speech: Speech, turns: Turns) -> Iterable[str]:
     for what, chat in UNLIKE.items():
         if speech.without_bos(chat, True) not in (None, turns.render(chat)):
             yield f"Unlike the model's own template it keeps {what}."
-    if "strftime_now" in (speech.template or ""):
-        yield "The model's own template writes the day's date; here stands the day on which this file was made."
+    if _TODAY.search(speech.template or ""):
+        yield f"The model's own template writes the day's date. Here stands that of the training, {speech.day:%d %b %Y}."

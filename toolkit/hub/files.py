@@ -74,13 +74,13 @@ def _bundle(manifest: dict[str, Any]) -> dict[str, str]:
 def _proven(export: ExportDir, certificate: dict[str, Any], manifest: dict[str, Any]) -> dict[str, str]:
     """Path -> SHA-256 of what was verified; what the certificate does not name itself is held to the manifest."""
     named = [file.get("hashes") or {file["file"]: file["sha256"]} for file in certificate["files"]]
-    proven = {name: digest for hashes in named for name, digest in hashes.items()} | _bundle(manifest)
+    proven = _bundle(manifest)
     for folder, hashes in (
-        (export.merged.name, manifest["merged"]["sha256"]),
-        (ADAPTER, manifest["adapter"]["sha256"]),
+        (export.merged.name, certificate["merged"].get("hashes") or manifest["merged"]["sha256"]),
+        (ADAPTER, certificate.get("adapter") or manifest["adapter"]["sha256"]),
     ):
         proven |= {f"{folder}/{name}": digest for name, digest in hashes.items()}
-    return proven
+    return proven | {name: digest for hashes in named for name, digest in hashes.items()}
 
 
 def _changed(proven: dict[str, str], there: dict[str, str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,29 @@ MODELS = {"base": "base model", "warmup": "after warm-up", "tuned": "this model"
 NONE = "–"
 
 
+def _model(name: str, evaluation: Mapping[str, Any]) -> str:
+    """A model of the evaluation in words; a saved checkpoint is called after its step."""
+    if name == "few_shot":
+        examples = evaluation.get("few_shot", {}).get("examples")
+        return (
+            f"base model, shown {examples} worked examples"
+            if isinstance(examples, int)
+            else "base model, shown examples"
+        )
+    if step := re.fullmatch(r"step(\d+)", name):
+        return f"after step {step[1]}"
+    return MODELS.get(name, inline(name))
+
+
 def section(evaluation: Mapping[str, Any] | None) -> str:
     """What base and tuned model score on held-out rows, how that was measured, and what the difference is worth."""
     if evaluation is None:
         return "## Evaluation\n\nNot evaluated, or the record of it is not at hand."
     graded = evaluation.get("graded", True)
     heads, line = (_GRADED, _graded_line) if graded else (_GOLDLESS, _goldless_line)
-    rows = [(MODELS.get(name, inline(name)), *line(model)) for name, model in evaluation["models"].items()]
+    rows = [(_model(name, evaluation), *line(model)) for name, model in evaluation["models"].items()]
     changes = [
-        f"- {_change(pair, change, graded)}"
+        f"- {_change(pair, change, evaluation, graded)}"
         for pair, change in evaluation["differences"].items()
         if pair.startswith("tuned-")
     ]
@@ -57,9 +72,9 @@ def _amount(reward: Mapping[str, Any] | None) -> str:
     return f"{reward['mean']:.3g} ({low:.3g} to {high:.3g})"
 
 
-def _change(pair: str, change: Mapping[str, Any], graded: bool) -> str:
+def _change(pair: str, change: Mapping[str, Any], evaluation: Mapping[str, Any], graded: bool) -> str:
     after, _, before = pair.partition("-")
-    what = f"{MODELS.get(after, inline(after))} against {MODELS.get(before, inline(before))}, the same rows compared"
+    what = f"{_model(after, evaluation)} against {_model(before, evaluation)}, the same rows compared"
     if graded:
         delta, low, high = (100 * value for value in (change["delta"], *change["ci95"]))
         return f"{what}: {delta:+.1f} points right, sampled ({low:+.1f} to {high:+.1f})"
@@ -73,47 +88,80 @@ def _change(pair: str, change: Mapping[str, Any], graded: bool) -> str:
 def _protocol(evaluation: Mapping[str, Any]) -> str:
     """How it was measured, so that it can be repeated."""
     decoding = ", ".join(f"{key} {value}" for key, value in evaluation["decoding"].items() if value is not None)
-    return (
-        f"n = {evaluation['n']} held-out rows that were not trained on, {evaluation['samples']} samples each "
+    told = (
+        f"n = {evaluation['n']} held-out rows, {_seen(evaluation.get('overlap'))}; {evaluation['samples']} samples each "
         f"({inline(decoding)}); greedy: the likeliest answer. In brackets: intervals of {inline(evaluation['intervals'])}. "
         f"Base and tuned model got the same prompts (SHA-256 of their tokens: `{evaluation['prompts_sha256']}`)."
     )
+    chose = evaluation.get("selected_on", {}).get("asked_here")
+    if chose:
+        told += f" {chose} of the rows chose the checkpoint during training: on them it looks better than it is."
+    return told
 
 
-COLUMNS = ("file", "type", "MB", "mean KL", "p99 KL", "same top token", "adapter found", "right", "tokens/s", "verdict")
+def _seen(overlap: Mapping[str, Any] | None) -> str:
+    """What was found when they were compared with the rows to train on."""
+    if overlap is None:
+        return "not compared with the rows that were trained on"
+    both = overlap["exact"] + overlap["folded"]
+    if both:
+        return f"**{both} of them trained on as well** ({overlap['exact']} letter by letter)"
+    return "none of them among the rows that were trained on"
+
+
+COLUMNS = (
+    "file", "type", "MB", "memory, MB", "mean KL", "p99 KL", "same top token", "adapter found", "right",
+    "against merged, points", "tokens/s", "verdict",
+)  # fmt: skip
+LEGEND = (
+    "KL: how far the file's predictions are from the merged model's in 32 bits, in nats a token; adapter found: how much of the "
+    "training is in its weights, 0 is the base model; right: of held-out problems, answered greedily; against merged: with a "
+    "95 % interval, the same problems compared; tokens/s: per second of processor time on one thread, to compare files with; "
+    "memory: weights and one chat of the longest length."
+)
 
 
 def quant_table(files: Sequence[Mapping[str, Any]], proof: Proof) -> str:
-    """Each GGUF file with what verification measured of it."""
-    results = {result["file"]: result for result in (proof.certificate or {}).get("files", [])}
-    rows = [_quant_line(file, results.get(file["file"])) for file in files if file["file"] in proof.files]
+    """Each GGUF file with what verification measured of it, and the one that it recommends."""
+    certificate = proof.certificate or {}
+    results = {result["file"]: result for result in certificate.get("files", [])}
+    best = certificate.get("recommended")
+    rows = [_quant_line(file, results.get(file["file"]), best) for file in files if file["file"] in proof.files]
     kinds = [f"{inline(file['type'])}: {_tensors(file)}" for file in files]
-    said = (
-        "KL: how far the file's predictions are from the merged model's in 32 bits, in nats a token; adapter found: how much "
-        "of the training is in its weights, 0 is the base model; right: of held-out problems, answered greedily.\n\n"
-        "Tensors that are really in the files: "
-    )
     used = [place for place in range(len(COLUMNS)) if any(row[place] != NONE for row in rows)]
     shown = table([COLUMNS[place] for place in used], [[row[place] for place in used] for row in rows])
-    return f"{shown}\n\n{said}{'; '.join(kinds)}."
+    parts = [shown, *([LEGEND] if results else [])]
+    if best in proof.files:
+        parts.append(f"Recommended: {inline(best)}, {inline(certificate.get('recommendation', ''))}.")
+    return "\n\n".join([*parts, f"Tensors that are really in the files: {'; '.join(kinds)}."])
 
 
-def _quant_line(file: Mapping[str, Any], result: Mapping[str, Any] | None) -> tuple[str, ...]:
-    values = {check["name"]: check["value"] for check in (result or {}).get("checks", [])}
-    task = (result or {}).get("task", {})
-    speed = (result or {}).get("tokens_per_second", {}).get("decode")
+def _quant_line(file: Mapping[str, Any], result: Mapping[str, Any] | None, best: str | None) -> tuple[str, ...]:
+    measured = result or {}
+    values = {check["name"]: check["value"] for check in measured.get("checks", [])}
+    task, memory = measured.get("task", {}), measured.get("memory_bytes")
+    verdict = "not verified" if result is None else "passed" if result["passed"] is True else "**failed**"
     return (
         inline(file["file"]),
         inline(file["type"]),
         f"{file['size_bytes'] / 1e6:.0f}",
+        _number(memory / 1e6 if isinstance(memory, int) else None, ".0f"),
         _number(values.get("mean KL"), ".1e"),
         _number(values.get("p99 KL"), ".1e"),
         _number(values.get("top-1 agreement"), ".3f"),
         _number(values.get("adapter in the weights"), ".2f"),
         f"{task['strict']} of {task['n']}" if "strict" in task else NONE,
-        _number(speed, ".0f"),
-        "not verified" if result is None else "passed" if result["passed"] is True else "**failed**",
+        _difference(task),
+        _number(measured.get("tokens_per_second", {}).get("decode"), ".0f"),
+        verdict + (", recommended" if file["file"] == best else ""),
     )
+
+
+def _difference(task: Mapping[str, Any]) -> str:
+    if "difference" not in task:
+        return NONE
+    low, high = (100 * end for end in task["ci95"])
+    return f"{100 * task['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def _tensors(file: Mapping[str, Any]) -> str:

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit.bundle import SYSTEM_FILE, Settings, model_id
-from toolkit.bundle.readme import MODELFILE, beside, llama_cli
+from toolkit.bundle import SYSTEM_FILE, Settings
+from toolkit.bundle.readme import MODELFILE, beside, llama_cli, ollama_create
 from toolkit.engine.source import is_hub_name
 from toolkit.hub.files import Place
 from toolkit.hub.markdown import fenced
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
 
-def usage(recipe: Recipe, manifest: Mapping[str, Any], place: Place, *, has_system_role: bool) -> str:
-    """The system prompt, and the shortest way to an answer."""
+def usage(
+    recipe: Recipe, manifest: Mapping[str, Any], place: Place, *, has_system_role: bool, recommended: str | None
+) -> str:
+    """The system prompt, and the shortest way to an answer, with the GGUF file that the certificate recommends."""
     settings, parts = Settings.of(recipe), ["## Use"]
     if settings.system:
         parts += ["It was trained with this system prompt, and needs it:", fenced(settings.system, "text")]
@@ -28,7 +30,7 @@ def usage(recipe: Recipe, manifest: Mapping[str, Any], place: Place, *, has_syst
         parts.append(fenced(_transformers(place.repo, settings, has_system_role), "python"))
     elif place.parts == {"adapter"}:
         parts.append(fenced(_peft(place.repo, recipe), "python"))
-    if "gguf" in place.parts and (file := preferred_gguf(manifest["files"])):
+    if "gguf" in place.parts and (file := preferred_gguf(manifest["files"], recommended=recommended)):
         entry = next(entry for entry in manifest["files"] if entry["file"] == file)
         parts.append(fenced("\n".join(_commands(place, entry, settings, has_system_role)), "sh"))
     return "\n\n".join(parts) if len(parts) > 1 else ""
@@ -70,5 +72,5 @@ def _commands(place: Place, entry: Mapping[str, Any], settings: Settings, has_sy
     download = shlex.join(["hf", "download", place.repo, *files, "--local-dir", "."])
     commands = [download, llama_cli(file, settings, has_system_role=has_system_role)]
     if modelfile in place.files:
-        commands.append(shlex.join(["ollama", "create", model_id(file).lower(), "-f", modelfile]))
+        commands += ollama_create(file)
     return commands

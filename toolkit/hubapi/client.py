@@ -5,6 +5,7 @@ The token comes from the environment or from `hf auth login`. It stands in no me
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +35,10 @@ def client(*, progress: bool = False) -> HfApi:
         raise ToolkitError("there is no token for the Hub", hint="hf auth login, or set HF_TOKEN")
     if not progress:
         disable_progress_bars()
+    for handler in logging.getLogger(
+        "huggingface_hub"
+    ).handlers:  # a filter of the logger would not see its children's words
+        handler.addFilter(_without_secrets)
     get_session().timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
     return HfApi()
 
@@ -63,6 +68,12 @@ def redacted(text: object) -> str:
     whole = " ".join(str(text).replace(get_token() or "\0", "…").split())
     line = _SECRETS.sub("…", whole)
     return line if len(line) <= LONGEST_ANSWER else line[:LONGEST_ANSWER] + "…"
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """The client warns of each request that it repeats, with the whole address, the signed ones of uploads among them."""
+    record.msg, record.args = redacted(record.getMessage()), ()
+    return True
 
 
 def _explained(error: Exception, *, where: str, retry: str) -> ToolkitError:

@@ -12,6 +12,7 @@ from toolkit.llamacpp.header import CONTROL, GgufFile, interleaved, shard_paths
 from toolkit.llamacpp.imatrix import Importance, collect, save
 from toolkit.llamacpp.quantize import quantize
 from toolkit.llamacpp.runtime import SPEED_TOKENS, LlamaModel, Speed, common_length, open_model, render_chat
+from toolkit.llamacpp.served import USUAL_PORT, ServedModel, served_models
 from toolkit.llamacpp.split import split
 from toolkit.llamacpp.trial import try_file
 from toolkit.llamacpp.types import FILE_TYPES, check_type, file_type_number, weights_bytes
@@ -21,11 +22,13 @@ __all__ = [
     "CONTROL",
     "FILE_TYPES",
     "SPEED_TOKENS",
+    "USUAL_PORT",
     "ChatModel",
     "Conversion",
     "GgufFile",
     "Importance",
     "LlamaModel",
+    "ServedModel",
     "Speed",
     "adds_bos",
     "bits_of",
@@ -42,6 +45,7 @@ __all__ = [
     "quantize",
     "render_chat",
     "save",
+    "served_models",
     "shard_paths",
     "split",
     "try_file",

@@ -43,6 +43,10 @@ class ChatModel:
 @contextmanager
 def open_chat(path: Path, *, context: int) -> Iterator[ChatModel]:
     """The file, loaded for chats of `context` tokens with its own chat template; freed at the end."""
+    if not path.is_file():
+        raise ExportError(
+            "the file is missing", where=str(path), hint=f"toolkit export {path.parent.name} --format gguf"
+        )
     GgufFile(path)  # llama.cpp aborts on some files that end too early
     library()
     from llama_cpp import Llama

@@ -17,7 +17,7 @@ from pathlib import Path
 from toolkit import console
 from toolkit.bundle import SYSTEM_FILE, Settings, model_id
 from toolkit.errors import ExportError
-from toolkit.llamacpp import GgufFile
+from toolkit.llamacpp import USUAL_PORT, GgufFile
 from toolkit.llamacpp import server as llama_server
 from toolkit.llamacpp.trial import child_environment
 from toolkit.prompts import messages
@@ -45,11 +45,13 @@ class Served:
 
     @property
     def base_url(self) -> str:
-        return f"http://{self.host}:{self.port}/v1"
+        """As this machine reaches it: a host that means all addresses is none to ask."""
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/v1"
 
 
-def serve(path: Path, *, file: str | None = None, host: str = LOOPBACK, port: int = 8080) -> None:
-    """Serve the export's file of this name or type (default: q8_0, else the first) until somebody stops it."""
+def serve(path: Path, *, file: str | None = None, host: str = LOOPBACK, port: int = USUAL_PORT) -> None:
+    """Serve the export's file of this name or type (default: the recommended one) until somebody stops it."""
     with until_stopped():
         served = prepare(path, file=file, host=host, port=port)
         with serving(served) as server:
@@ -79,8 +81,9 @@ def prepare(path: Path, *, file: str | None, host: str, port: int) -> Served:
 def serving(served: Served) -> Iterator[Server]:
     """The llama.cpp server, once it answers."""
     module = llama_server.words(
-        served.file, model_id=served.model_id, context=served.settings.context, host=served.host, port=served.port
-    )
+        served.file, model_id=served.model_id, context=served.settings.context, host=served.host, port=served.port,
+        defaults=served.settings.openai(),
+    )  # fmt: skip
     console.note(f"loading {console.untrusted(served.file)}")
     with (
         tempfile.TemporaryDirectory(prefix="toolkit-") as scratch,
@@ -102,14 +105,28 @@ def _show(served: Served) -> None:
     console.say(f"  base URL   [bold]{console.untrusted(served.base_url)}[/]")
     console.say(f"  model      {console.untrusted(served.model_id)}")
     console.say("  API key    any: none is asked for")
+    if not _is_loopback(served.host):
+        console.say(f"Other machines reach it by this one's name or address at port {served.port}.")
     if served.settings.system:
         console.say("The server adds no system prompt. Send the training's with every chat: it stands in")
         console.say(f"  {console.untrusted(served.export.path / SYSTEM_FILE)}")
-    console.say("To try it:")
+    console.say(f"Sampled as in training where a request says nothing else: {_sampling(served.settings)}.")
+    console.say("To try it, in another terminal:")
     console.say("  " + console.untrusted(_curl(served)))
+    console.say(f"  toolkit chat {console.untrusted(shlex.quote(str(served.export.path)))}{_where(served)}")
     console.say(
         "With Open WebUI in front, everything in its place: [bold]toolkit open-webui[/]. Ctrl-C stops the server."
     )
+
+
+def _sampling(settings: Settings) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in settings.openai().items())
+
+
+def _where(served: Served) -> str:
+    """What `toolkit chat` must be told to find this server: nothing where it looks by itself."""
+    usual = served.base_url == f"http://{LOOPBACK}:{USUAL_PORT}/v1"
+    return "" if usual else f" --server {console.untrusted(served.base_url)}"
 
 
 def _curl(served: Served) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ TELL_S = 10
 """How often a wait is reported."""
 GRACE_S = 6
 """From the request to stop to the end by force."""
+KILLED = "where nobody ended it, memory ran out: free some, or take a smaller file"
 
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -56,7 +58,9 @@ class Server:
         code = self._process.poll()
         if code is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ToolkitError(f"{self.name} {how}. Its last words:\n{self._last_words()}")
+            words = self._last_words()
+            hint = KILLED if code == -signal.SIGKILL else None
+            raise ToolkitError(f"{self.name} {how}" + (f". Its last words:\n{words}" if words else ""), hint=hint)
 
     def stop(self) -> None:
         """Ask it to end, and what it started; insist after `GRACE_S`, or at once at a second Ctrl-C."""
@@ -73,7 +77,7 @@ class Server:
 
     def _last_words(self, count: int = 12) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([line for line in lines if line.strip()][-count:]) or "(none)"
+        return "\n".join([line for line in lines if line.strip()][-count:])
 
 
 @contextmanager
@@ -110,8 +114,12 @@ def running(
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Ctrl-C, SIGTERM or a closed terminal end the block; that is how servers are meant to end, so it is no error."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """Ctrl-C, SIGTERM or a closed terminal end the block; that is how servers are meant to end, so it is no error.
+
+    What is ignored already stays so: under nohup a closed terminal ends nothing.
+    """
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
     try:
         yield
     except KeyboardInterrupt:
@@ -130,13 +138,30 @@ def wait_while_running(servers: Sequence[Server]) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """`port`, or for 0 one that is free. ToolkitError where it is taken or the host is none of this machine's."""
+    """`port`, or for 0 one that is free. ToolkitError where it cannot be had, or the host is none of this machine's."""
     try:
-        with socket.create_server((host, port)) as probe:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family) as probe:
             return probe.getsockname()[1]
-    except OSError as error:
-        hint = "another one: --port NUMBER, or --port 0 for any that is free"
-        raise ToolkitError(f"port {port} cannot be had: {error.strerror}", where=f"{host}:{port}", hint=hint) from error
+    except (OSError, UnicodeError) as error:
+        what, hint = _why_not(host, port, error)
+        raise ToolkitError(what, where=f"{host}:{port}", hint=hint) from error
+
+
+def _why_not(host: str, port: int, error: OSError | UnicodeError) -> tuple[str, str]:
+    """In words, and the way out."""
+    other = "another one: --port NUMBER, or --port 0 for any that is free"
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+    if number == errno.EADDRINUSE:
+        return f"port {port} is taken: another program listens there", other
+    if number in (errno.EACCES, errno.EPERM):
+        return f"port {port} may not be opened by this user", other
+    if number in (None, errno.EADDRNOTAVAIL):
+        return (
+            f"{host} is no address of this machine",
+            "--host 127.0.0.1: this machine alone; --host 0.0.0.0: the network",
+        )
+    return f"port {port} cannot be opened: {os.strerror(number)}", other
 
 
 def _answers(url: str) -> bool:
