@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import math
+import resource
 import shutil
 import socket
 import sys
@@ -15,7 +16,6 @@ import pytest
 from families import write_family_base
 from tiny import converted, exported, merged_folder, need_llama_cpp, run_with, write_adapter
 from toolkit.errors import ExportError
-from toolkit.export import space
 from toolkit.export.checkpoint import open_checkpoint
 from toolkit.export.space import needed_bytes
 from toolkit.llamacpp import FILE_TYPES, GgufFile, quantize, weights_bytes
@@ -143,6 +143,21 @@ def test_what_the_export_needs_is_said_before_it_begins(
     assert not list((tmp_path / "out").rglob("*.*")), "nothing was begun"
 
 
+def test_a_disk_that_refuses_is_said_and_leaves_nothing_that_looks_whole(tiny_run: Path, tmp_path: Path) -> None:
+    """Files above a limit are refused as on a full disk, also midway."""
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ExportError, match="cannot be written: Not a directory"):
+        exported(tiny_run, tmp_path / "file" / "out", quants=[])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(ExportError, match="cannot be written: File too large") as caught:
+            exported(tiny_run, tmp_path / "out", quants=[])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "df -h" in str(caught.value.hint) and not list((tmp_path / "out").iterdir())
+
+
 @pytest.mark.parametrize("width", [256, 96], ids=["that-256-divides", "odd-so-that-types-fall-back"])
 def test_the_disk_that_is_asked_for_is_enough_and_not_far_too_much(tmp_path: Path, width: int) -> None:
     """Every type that needs no importance matrix, quantised from one file; tokens and merges are counted apart."""
@@ -165,7 +180,7 @@ def test_the_disk_that_is_asked_for_is_enough_and_not_far_too_much(tmp_path: Pat
 def test_files_that_lie_there_twice_for_a_while_are_counted_twice(
     tiny_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "VOCABULARY_BYTES", 0)
+    monkeypatch.setattr("toolkit.estimate.disk.VOCABULARY_BYTES", 0)
     checkpoint = open_checkpoint(tiny_run.parent.parent / "base")
     one, split = (needed_bytes(checkpoint, ["f16"], split_bytes=limit) for limit in (None, 1000))
     assert split - one == pytest.approx(checkpoint.size_bytes, rel=0.001), "a file that is split"

@@ -136,14 +136,19 @@ def test_the_folder_is_complete_and_knows_no_machine(tiny_run: Path, tmp_path: P
     shutil.copytree(tiny_run.parent.parent / "base", base)
     config = read(base / "config.json") | {
         "_name_or_path": str(base), "quantization_config": {"load_in_4bit": True}, "torch_dtype": "float32",
-        "text_config": {"quantization_config": {}, "torch_dtype": "float32"},
+        "text_config": {"quantization_config": {}, "torch_dtype": "float32", "_name_or_path": str(base)},
     }  # fmt: skip
     write(base / "config.json", config)
+    settings = {"special_tokens_map_file": str(base / "map.json"), "tokenizer_file": str(base / "tokenizer.json")}
+    write(base / "tokenizer_config.json", read(base / "tokenizer_config.json") | settings)
+    write(base / "preprocessor_config.json", {"image_processor_type": "Eyes", "_name_or_path": str(base)})
     (base / "LICENSE").write_text("terms")
     written = folder_of(base, tmp_path / "out")
     assert set(written) == {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "LICENSE",
+        "preprocessor_config.json",
     }  # fmt: skip
+    assert json.loads(written["preprocessor_config.json"]) == {"image_processor_type": "Eyes"}
     assert str(tmp_path) not in "".join(written.values())
     config = json.loads(written["config.json"])
     assert "quantization_config" not in config and config["text_config"] == {"dtype": "bfloat16"}

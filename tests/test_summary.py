@@ -11,6 +11,7 @@ import pytest
 
 from toolkit import console
 from toolkit.cli.summary import gain, show_summary
+from toolkit.rundir import ExportDir, chosen_gguf
 
 
 def model(accuracy: float, *, greedy: bool = True) -> dict[str, Any]:
@@ -81,6 +82,22 @@ def test_a_file_that_was_not_verified_is_not_called_so(
     (folders[1] / "verify.json").write_text(json.dumps(certificate))
     show_summary(*folders)
     assert "NOT VERIFIED" in capsys.readouterr().out
+
+
+def test_the_file_that_the_certificate_recommends_is_named_and_used(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate = json.loads((folders[1] / "verify.json").read_text()) | {"recommended": "a b-f16.gguf"}
+    (folders[1] / "verify.json").write_text(json.dumps(certificate))
+    show_summary(*folders)
+    text = capsys.readouterr().out
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "exports/a b/a b-f16.gguf 145 MB verified, recommended" in lines and text.count("recommended") == 1
+    assert "llama.cpp llama-cli -m 'exports/a b/a b-f16.gguf'" in lines
+    assert chosen_gguf(ExportDir(folders[1]), None) == "a b-f16.gguf"
+    assert chosen_gguf(ExportDir(folders[1]), "q8_0") == "a b-q8_0.gguf"
+    (folders[1] / "verify.json").write_text(json.dumps(certificate | {"recommended": "gone.gguf"}))
+    assert chosen_gguf(ExportDir(folders[1]), None) == "a b-q8_0.gguf"
 
 
 def test_without_warm_up_and_greedy_answers_the_rest_remains(

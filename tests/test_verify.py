@@ -183,7 +183,7 @@ def test_an_adapter_file_of_another_run_fails(parts_export: Path, tiny_run: Path
     )
     verdict = verdicts_of(copy, problems=1)["adapter/tiny"]
     assert failed_checks(verdict) == {
-        "adapter in the factors", "KL to the base", "adapter left in the predictions",
+        "modules", "adapter in the factors", "KL to the base", "adapter left in the predictions",
     }  # fmt: skip
     assert verdict.value("adapter in the factors") == pytest.approx(0.5, abs=1e-3)
 

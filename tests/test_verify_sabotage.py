@@ -54,6 +54,7 @@ DAMAGES: dict[str, tuple[Damage, set[str]]] = {
     "swapped": (swap_tokens, {"chat tokens"}),
     # A header that is not the file's.
     "mislabelled": (lambda path: shutil.copyfile(path.parent / Q4, path), {"file type", "narrow tensors", "mean KL"}),
+    "context": (lambda path: edit_gguf(path, llama__context_length=64), {"settings"}),
     "layers": (lambda path: edit_gguf(path, llama__embedding_length=512), {"width", "opens"}),
 }
 
@@ -88,7 +89,7 @@ def test_a_damaged_file_fails_where_it_was_damaged(verdicts: Verdicts, name: str
 
 
 @pytest.mark.parametrize(("name", "checks"), [
-    ("hole", {"rows"}), ("eos", {"eos"}), ("added-bos", {"special tokens added"}),
+    ("hole", {"rows"}), ("eos", {"eos"}), ("context", {"settings"}), ("added-bos", {"special tokens added"}),
 ])  # fmt: skip
 def test_small_damage_is_seen_by_its_own_check_alone(verdicts: Verdicts, name: str, checks: set[str]) -> None:
     assert failed_checks(verdicts[name]) == checks

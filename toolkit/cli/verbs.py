@@ -47,7 +47,7 @@ def _train(arguments: Arguments) -> int:
     from toolkit.train import train
 
     try:
-        _note(arguments, train(loaded, resume=resume))
+        _note(arguments, train(loaded, resume=resume, then=arguments.then or "train"))
     except Stopped as stop:
         if arguments.then:
             stop.hint = f"{stop.hint} --to {arguments.then}"
@@ -84,12 +84,15 @@ def _chat_arguments(parser: Parser) -> None:
     parser.add_argument("export", nargs="?", metavar="EXPORT", help=EXPORT_HELP)
     parser.add_argument("--file", metavar="NAME", help=FILE_HELP)
     parser.add_argument("--question", metavar="TEXT", help="answer this and end; without it ask in turn, or read stdin")
+    server = "ask this server; default: the one at 127.0.0.1:8080 if it serves the file, else load the file here"
+    parser.add_argument("--server", metavar="URL", help=server)
 
 
 def _chat(arguments: Arguments) -> int:
     from toolkit.chat import chat
 
-    chat(export_folder(arguments.export), file=arguments.file, question=arguments.question)
+    folder = export_folder(arguments.export)
+    chat(folder, file=arguments.file, question=arguments.question, server=arguments.server)
     return 0
 
 
@@ -114,20 +117,21 @@ def _check_arguments(parser: Parser) -> None:
 
 
 def _check(arguments: Arguments) -> int:
+    """0: fine; 1: warnings; 2: something that stops a training."""
     loaded = load(arguments.words)
     from toolkit.preflight import check, show
 
     if arguments.probe:
         from toolkit.probe import prepare
 
-        prepare()
+        prepare(loaded.recipe)
     report = check(loaded)
     if not arguments.json:
         show(report)
     found = _forecast(loaded, arguments.probe, shown=not arguments.json) if arguments.probe and report.passed else None
     if arguments.json:
         console.raw_json(report.as_json() | ({"forecast": found} if found else {}), indent=2)
-    return 0 if report.passed else 1
+    return report.exit_code
 
 
 def _forecast(loaded: Loaded, prompts: int, *, shown: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from toolkit.export.merge import merge
 from toolkit.export.record import ExportedFile, ExportRecord, FilePart
 from toolkit.export.space import check_space
 from toolkit.llamacpp import GgufFile, check_type, versions
-from toolkit.rundir import EXPORTS, SCHEMA, ExportDir, RunDir, replacing, sha256_of, write_json
+from toolkit.rundir import EXPORTS, SCHEMA, ExportDir, RunDir, replacing, sha256_of, write_json, writing
 
 if TYPE_CHECKING:
     from toolkit.engine.sixteen_bit import MergeBase
@@ -46,17 +46,23 @@ def export_run(
     `merged=False` asks for the GGUF files alone; the merged folder stays beside them all the same, because
     they come from it and `verify` compares with it.
     """
+    target = ExportDir(EXPORTS / run.resolve().name if out is None else out)
+    with writing(target.path):
+        return _exported(RunDir(run.resolve()), target, merged=merged, quants=quants)
+
+
+def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequence[str] | None) -> ExportRecord:
     from toolkit.engine.sixteen_bit import merge_base
     from toolkit.recipe import load_resolved
 
-    source = RunDir(run.resolve())
     recipe = load_resolved(source.recipe).recipe
     if not source.adapter.is_dir():
-        raise ExportError("the run holds no trained adapter", where=str(run), hint=f"toolkit train --resume {run}")
+        raise ExportError(
+            "the run holds no trained adapter", where=str(source.path), hint=f"toolkit train --resume {source.path}"
+        )
     kinds = list(dict.fromkeys(recipe.export.gguf if quants is None else quants))
     if not kinds and not merged:
         raise ExportError("nothing to export: no merged folder and no GGUF type", hint="toolkit export RUN")
-    target = ExportDir(EXPORTS / source.path.name if out is None else out)
     made_with = _check_wishes(kinds, recipe.export, source.adapter)
     base = merge_base(recipe.model, recipe.export)
     _prepare(target, base.folder, source.adapter, kinds, recipe.export)

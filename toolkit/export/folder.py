@@ -20,6 +20,8 @@ SENTENCEPIECE = "tokenizer.model"
 TOKENIZER_FILES = (
     SENTENCEPIECE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
 )  # fmt: skip
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Of models that see pictures, too: transformers' processor and vLLM open none without them."""
 TEMPLATE = "chat_template.jinja"
 MACHINE_KEYS = frozenset(
     {
@@ -29,8 +31,11 @@ MACHINE_KEYS = frozenset(
         "is_local",
         "local_files_only",
         "_from_model_config",
+        "special_tokens_map_file",
+        "tokenizer_file",
     }
 )
+"""What libraries write of the machine that saved a model: its paths, and how it was opened there."""
 TRAINING_KEYS = frozenset({"quantization_config", "unsloth_version", "unsloth_fixed", "use_cache"})
 ENDS = {
     "<|eot_id|>": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
@@ -48,6 +53,9 @@ def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str, unties: bo
     _write_json(out / "config.json", untied(config) if unties else config)
     for name in TOKENIZER_FILES:
         _copy_if_there(base / name, out / name)
+    for name in PROCESSOR_FILES:
+        if (base / name).is_file():
+            _write_json(out / name, _of_no_machine(read_json(base / name)))
     if (base / TOKENIZER).is_file():
         _write_tokenizer(base / TOKENIZER, out / TOKENIZER)
         if not (base / SENTENCEPIECE).is_file() and is_needed(config, read_json(base / TOKENIZER)):
@@ -81,7 +89,7 @@ def _write_tokenizer(source: Path, target: Path) -> None:
 def config_of(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The base's config with the type of the written weights, without quantisation and traces of the
     machine."""
-    kept = {key: value for key, value in config.items() if key not in MACHINE_KEYS | TRAINING_KEYS}
+    kept = {key: value for key, value in _of_no_machine(config).items() if key not in TRAINING_KEYS}
     kept.pop("torch_dtype", None)
     for part in [kept, *(value for value in kept.values() if isinstance(value, dict))]:
         part.pop("quantization_config", None)
@@ -89,6 +97,12 @@ def config_of(config: dict[str, Any], dtype: str) -> dict[str, Any]:
             part.pop("torch_dtype", None)
             part["dtype"] = dtype
     return kept | {"dtype": dtype, "use_cache": True}
+
+
+def _of_no_machine(content: dict[str, Any]) -> dict[str, Any]:
+    """Without the MACHINE_KEYS, however deep: parts of a model have configs of their own."""
+    kept = ((key, value) for key, value in content.items() if key not in MACHINE_KEYS)
+    return {key: _of_no_machine(value) if isinstance(value, dict) else value for key, value in kept}
 
 
 def untied(config: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +116,7 @@ def tokenizer_settings(base: Path, adapter: Path) -> dict[str, Any]:
     """tokenizer_config.json with the chat template inline and the special tokens spelled out for
     converters."""
     settings = read_json(base / "tokenizer_config.json", {})
-    settings = {key: value for key, value in settings.items() if key not in MACHINE_KEYS | {"backend"}}
+    settings = {key: value for key, value in _of_no_machine(settings).items() if key != "backend"}
     if settings.get("tokenizer_class") == "TokenizersBackend":  # transformers 5 alone knows this name
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     for folder in (adapter, base):
@@ -130,8 +144,7 @@ def generation_of(generation: dict[str, Any], config: dict[str, Any], folder: Pa
     distinct = sorted(set(stops))
     if not distinct:
         raise ExportError("no token is known to end an answer: neither config nor tokenizer names one")
-    kept = {key: value for key, value in generation.items() if key not in MACHINE_KEYS}
-    return kept | {"eos_token_id": distinct[0] if len(distinct) == 1 else distinct}
+    return _of_no_machine(generation) | {"eos_token_id": distinct[0] if len(distinct) == 1 else distinct}
 
 
 def turn_end(settings: dict[str, Any], ids: dict[str, int]) -> str | None:

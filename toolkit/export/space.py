@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.errors import ExportError
+from toolkit.estimate.disk import export_types, gguf_bytes
 from toolkit.export.checkpoint import Checkpoint
-from toolkit.llamacpp import weights_bytes
 
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
-VOCABULARY_BYTES = 50_000_000
-"""Room for tokens, merges and alignment in one file; the largest vocabularies in use need half of it."""
 
 
 def check_space(
@@ -46,14 +44,10 @@ def needed_bytes(
     matrices = sum(counts.values()) - embeddings
 
     odd = any(place.shape[1] % 256 for place in checkpoint.tensors.values() if len(place.shape) > 1)
-
-    def file_bytes(kind: str) -> int:
-        return weights_bytes(kind, matrices=matrices, embeddings=embeddings, odd_rows=odd) + VOCABULARY_BYTES
-
-    # The conversion that all quants come from is one of them, or goes away at the end.
     source = "f32" if any(place.dtype == "F32" for place in checkpoint.tensors.values()) else "f16"
-    own = {"f32"} if source == "f32" else {"f16", "bf16"}
-    files = [file_bytes(kind) for kind in [*kinds, *([source] if kinds and not own & set(kinds) else [])]]
+    files = [
+        gguf_bytes(kind, matrices=matrices, embeddings=embeddings, odd_rows=odd) for kind in export_types(kinds, source)
+    ]
     twice = max((size for size in files if split_bytes is not None and size > split_bytes), default=0)
     # Beside the merged shards: a head that is no longer tied, and the adapter as PEFT and as llama.cpp have it.
     return checkpoint.size_bytes + embeddings * 4 + sum(files) + twice + 4 * adapter_bytes

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolkit import console
 from toolkit.errors import ToolkitError
-from toolkit.rundir import SCHEMA, ExportDir, read_json, sha256_of, write_json
+from toolkit.rundir import SCHEMA, ExportDir, read_json, sha256_of, write_json, writing
 from toolkit.verify.certificate import write_certificate
 from toolkit.verify.contents import Folders
 from toolkit.verify.files import Shipped, check_adapter_file, check_file, shipped_files
@@ -50,7 +50,8 @@ def verify_export(export: Path, *, problems: int | None = None) -> VerifyRecord:
     fault = cannot_open(target.merged) or cannot_open(export / ADAPTER)
     record = _unopened(target, manifest, fault) if fault else _compared(target, manifest, problems)
     record = record.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
-    _write(target, record)
+    with writing(export):
+        _write(target, record)
     show(record)
     return record
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
 from toolkit.llamacpp import CONTROL, GgufFile, bits_of, file_type_number
 from toolkit.verify.contents import Contents
 from toolkit.verify.limits import LIMITS, ROW_ERRORS, UNDECIDED, WHY
@@ -9,6 +13,17 @@ from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
 
 WIDE = ("F32", "F16", "BF16")
+SETTINGS = {
+    "context_length": "max_position_embeddings",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+}
+"""Fields of the header -> of config.json, whose damage the short texts here need not show: how far back a model can look."""
 BLOCK = 32
 """Rows that this does not divide cannot be quantised at all; llama.cpp keeps them in 16 bits."""
 
@@ -21,10 +36,27 @@ def check_header(file: GgufFile, kind: str, material: Material) -> list[Check]:
         equal("no empty tensors", file.zero_tensors()[:5], [], "no tensor consists of zeros"),
         equal("layers", file.model_field("block_count"), config.get("num_hidden_layers"), "as in config.json"),
         equal("width", file.model_field("embedding_length"), config.get("hidden_size"), "as in config.json"),
+        equal(
+            "settings", list(_odd_settings(file, config)), [], "context, heads, rotation and window as in config.json"
+        ),
         equal("file type", said, file_type_number(kind), f"the header's number for {kind}"),
         *_check_types(file, kind),
         *_check_vocabulary(file, material),
     ]
+
+
+def _odd_settings(file: GgufFile, config: dict[str, Any]) -> Iterator[str]:
+    """Fields that both sides have as one number for all layers, and that differ."""
+    rope = config.get("rope_parameters") or {}
+    known = rope.get("full_attention", rope) | config
+    for field, key in SETTINGS.items():
+        stored, wanted = file.model_field(field), known.get(key)
+        if _is_number(stored) and _is_number(wanted) and not math.isclose(stored, wanted, rel_tol=1e-6):
+            yield f"{field} {stored:g} instead of {wanted:g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_types(file: GgufFile, kind: str) -> list[Check]:

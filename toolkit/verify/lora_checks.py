@@ -9,25 +9,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine.peft_reference import merges
 from toolkit.llamacpp import GgufFile, interleaved, open_model
 from toolkit.verify.contents import Folders
-from toolkit.verify.limits import LIMITS, LORA_SHARE, WHY
+from toolkit.verify.limits import LIMITS, LORA_ERROR, LORA_SHARE, WHY
 from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_most, equal, noted, within
+from toolkit.verify.reference import loaded, quiet
 from toolkit.verify.stats import Strength, WeightStrength, distance, strength
-from toolkit.verify.weights import opened
 
 if TYPE_CHECKING:
     import numpy
 
 
 def check_lora(path: Path, folders: Folders, material: Material, beside: tuple[Path, str] | None) -> list[Check]:
-    """`beside`: the exported file with the most bits, and its type; None where there is none."""
+    """`path` lies in the adapter's folder. `beside`: the exported file with the most bits, and its type; None where there is
+    none."""
     file = GgufFile(path)
-    share, lost = _compare(file, folders, material.text_config)
+    share, odd = _compare(file, folders.base, path.parent, material.text_config)
     checks = [
         equal("kind", file.field("general.type"), "adapter", "what the header says it is"),
-        equal("modules", lost[:5], [], "every tensor that the adapter changed has its factors in the file"),
+        equal("modules", odd[:5], [], "the factors of every module with an adapter give its change"),
         within("adapter in the factors", share.value, LORA_SHARE, WHY["lora"]),
     ]
     if beside is None:
@@ -35,20 +37,26 @@ def check_lora(path: Path, folders: Folders, material: Material, beside: tuple[P
     return checks + _run(path, material, *beside)
 
 
-def _compare(file: GgufFile, folders: Folders, config: dict[str, Any]) -> tuple[Strength, list[str]]:
-    """How much of merged - base the product of the factors is, and which changed tensors have no factors."""
-    total, lost = WeightStrength(), []
-    names = file.known_names(folders.changed, layers=config["num_hidden_layers"])
-    with opened(folders.merged) as merged, opened(folders.base) as base:
-        for hf in sorted(folders.changed):
-            there = names.get(hf)
+def _compare(file: GgufFile, base: Path, adapter: Path, config: dict[str, Any]) -> tuple[Strength, list[str]]:
+    """How much of the adapter's change the product of the factors is, and the modules where it is another or none.
+
+    The change is PEFT's, in fp32: merged - base is what 16 bits left of it.
+    """
+    from numpy.linalg import norm
+
+    total, odd = WeightStrength(), []
+    with quiet(), loaded(base, adapter=adapter) as (model, _):
+        for name, before, after in merges(model):
+            there = file.known_names([name], layers=config["num_hidden_layers"]).get(name)
             if f"{there}.lora_a" not in file.tensors or f"{there}.lora_b" not in file.tensors:
-                lost.append(hf)
+                odd.append(name)
                 continue
-            product = _product(file, str(there))
-            before, after = (folder[hf].get_tensor(hf).float().numpy() for folder in (base, merged))
-            total.add(before, after, before + _in_order(config, hf, product, after - before))
-    return total.result, lost
+            change = (after - before).numpy()
+            product = _in_order(config, name, _product(file, str(there)), change)
+            total.add(0 * change, change, product)
+            if not norm(product - change) <= LORA_ERROR * norm(change):
+                odd.append(name)
+    return total.result, odd
 
 
 def _product(file: GgufFile, name: str) -> numpy.ndarray:
@@ -77,8 +85,10 @@ def _run(path: Path, material: Material, beside: Path, kind: str) -> list[Check]
     note = f"{beside.name} with the adapter taken away; the merged model is {moved:.2g} from the base"
     if moved < 3 * LIMITS[kind].mean_kl:
         return [noted("KL to the base", back.mean, f"not judged: less than this type's noise; {note}")]
-    share = strength(material.base, material.tuned, got).value
+    n = len(material.unmerged)
+    kept = strength(material.base[:n], material.unmerged, material.tuned[:n]).value
+    left = strength(material.base, material.tuned, got).value
     return [
         at_most("KL to the base", back.mean, max(LIMITS[kind].mean_kl, moved / 10), note),
-        at_most("adapter left in the predictions", abs(share), 0.2, "0 is the base, 1 the merged model"),
+        at_most("adapter left in the predictions", abs(left - (1 - 1 / kept)), 0.2, WHY["left"]),
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.tokenizer import ChatTemplate
 from toolkit.verify import reference
+from toolkit.verify.peft_merge import unlike_peft
 from toolkit.verify.reference import Text
 from toolkit.verify.spoken import Spoken, spoken
 from toolkit.verify.stats import Rows
@@ -54,6 +55,10 @@ class Material:
     unmerged: Rows
     """Base and adapter through PEFT, for the first texts."""
     loading: dict[str, list[str]]
+    unlike_peft: list[str]
+    """Merged tensors that PEFT would merge otherwise."""
+    n_merged: int
+    """How many were compared with PEFT's."""
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -81,12 +86,13 @@ def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems:
         tuned = reference.log_probabilities(model, texts)
     with reference.loaded(base, adapter=adapter) as (model, _):
         unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
-        model.disable_adapters()
-        plain = reference.log_probabilities(model, texts)
+        with model.disable_adapter():
+            plain = reference.log_probabilities(model, texts)
+        otherwise, n_merged = unlike_peft(model, merged)
     grades = _grades(tokenizer, recipe, asked_rows, answers)
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     asked = Asked(asked_rows, prompts, answers, grades, max_new)
-    return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading)
+    return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading, otherwise, n_merged)
 
 
 def affordable(merged: Path, recipe: Recipe) -> int:

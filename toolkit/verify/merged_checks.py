@@ -10,7 +10,7 @@ from typing import Any
 from toolkit.rundir import sha256_of
 from toolkit.statistics import wilson
 from toolkit.verify.gguf_checks import ordinary
-from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL, WHY
+from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL, ROUNDED_SHARE, SHARE, WHY
 from toolkit.verify.material import Material
 from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted, within
 from toolkit.verify.spoken import leading
@@ -56,8 +56,8 @@ def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check],
     names."""
     changed, odd = difference(base, merged)
     targets = adapter_targets(adapter)
-    # An adapted head that was tied to the embedding is a tensor of its own afterwards.
-    changed, odd = changed + [n for n in odd if short(n) in targets], [n for n in odd if short(n) not in targets]
+    parted = [name for name in odd if short(name) in targets or (_is_head(name) and _adapts_embedding(targets))]
+    changed, odd = changed + [name for name in parted if short(name) in targets], sorted(set(odd) - set(parted))
     strange = [name for name in changed if short(name) not in targets]
     same = sorted(targets - {short(name) for name in changed})
     checks = [
@@ -71,6 +71,15 @@ def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check],
         checks.append(at_least("changed by the adapter", len(changed), max(1, len(targets) - len(same)), note))
         checks.append(at_most("left as in the base", len(same), len(targets) // 10, note))
     return checks, changed
+
+
+def _is_head(name: str) -> bool:
+    return name.endswith("lm_head.weight")
+
+
+def _adapts_embedding(targets: set[str]) -> bool:
+    """Then a head that was tied to the embedding is a tensor of its own afterwards, as when it is adapted itself."""
+    return any(target.endswith("embed_tokens.weight") for target in targets)
 
 
 def check_model(material: Material) -> list[Check]:
@@ -95,7 +104,13 @@ def check_model(material: Material) -> list[Check]:
             MERGED_KL,
             "PEFT, not merged, fp32: only 16-bit rounding lies between",
         ),
-        _share(share.value, distance(material.base[:n], material.unmerged).mean),
+        equal(
+            "merged as PEFT merges",
+            material.unlike_peft[:5],
+            [],
+            f"{material.n_merged} tensors are base + adapter in fp32, to one unit in their last place",
+        ),
+        _share(share.value, distance(material.base[:n], material.unmerged).mean, exact=not material.unlike_peft),
         noted("KL to base", moved.mean, "how far the adapter moves what the model says"),
         at_least("predictions changed", _largest_change(material), CHANGED, "largest change of a log-probability"),
         noted("perplexity", perplexity(material.tuned, material.following), _surprise_of_base(material)),
@@ -113,11 +128,15 @@ def _surprise_of_base(material: Material) -> str:
     return f"of its own answers and of worked solutions, {len(material.texts)} texts; base {surprise:.4g}"
 
 
-def _share(value: float, moved: float) -> Check:
+def _share(value: float, moved: float, *, exact: bool) -> Check:
+    """`exact`: whether the weights are PEFT's merge, so that all that is lost was lost in rounding."""
     name, why = "share of the adapter", "0 is the base, 1 the tuned model, in its predictions"
     if moved < JUDGED_KL:
         return noted(name, value, f"{why}; not judged: the adapter's effect ({moved:.1e}) drowns in 16-bit rounding")
-    return within(name, value, (0.8, 1.25), why)
+    if not exact:
+        return within(name, value, SHARE, why)
+    check = within(name, value, ROUNDED_SHARE, f"{why}; {WHY['rounded']}")
+    return check if not check.passed else check.model_copy(update={"why": why})
 
 
 def _check_language(material: Material) -> list[Check]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine.peft_reference import with_adapter
 from toolkit.llamacpp import common_length
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def loaded(folder: Path, *, adapter: Path | None = None) -> Iterator[tuple[Any, 
     model, loading = opened
     del opened
     if adapter is not None:
-        model.load_adapter(str(adapter))
+        model = with_adapter(model, adapter)
     try:
         yield model.eval(), loading
     finally:
