@@ -4,11 +4,18 @@
 #   RUN=folder                 the run or export to work on; without it the newest (of RECIPE, where that is given)
 #   ARGS='…'                   more arguments for the command line, e.g. ARGS='grpo.learning_rate=1e-5'
 #   PYTHON=/path/to/python3.11 the Python that .venv is made with
-#   EXTRA=cpu                  the pinned set, requirements/<EXTRA>.txt; remembered in .venv
-#   TORCH_INDEX=URL-or-folder  where the torch wheel comes from: an index, or a folder with wheels; remembered in .venv
+#   EXTRA=cpu, EXTRA=gpu       the pinned set, requirements/<EXTRA>.txt; remembered in .venv. Without it: by whether there is a GPU
+#   TORCH_INDEX=URL-or-folder  where the CPU set's torch wheel comes from: an index, or a folder with wheels; remembered in .venv
+#   WHEELS=folder              set up from this folder of wheels alone, without a network (docs/gpu.md)
+#   VLLM=0, VLLM=1             leave vLLM out of the CPU set, or try again to install it; remembered in .venv
 #   SKIP_CHECKS=1              set up without looking for compilers and disk space first
 
-export RECIPE RUN PYTHON EXTRA TORCH_INDEX SKIP_CHECKS
+export RECIPE RUN PYTHON EXTRA TORCH_INDEX VLLM SKIP_CHECKS
+ifdef WHEELS
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(abspath $(WHEELS))
+TORCH_INDEX := $(abspath $(WHEELS))
+endif
 export RUN_OR_RECIPE = $(or $(RUN),$(RECIPE))
 
 TOOLKIT := .venv/bin/python -m toolkit
@@ -17,7 +24,7 @@ RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-open-webui bench bench-merge format clean distclean
+.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-gpu test-open-webui bench bench-merge lock format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -82,6 +89,9 @@ data: setup ## show the rows of RECIPE as the model will read them, and how long
 test: setup ## run the tests, offline (ARGS='-k name' picks some)
 	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest $(ARGS)
 
+test-gpu: setup ## test on a GPU, some minutes; without one they are skipped (REQUIRE_GPU=1: they fail; docs/gpu.md)
+	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest tests/gpu $(ARGS)
+
 test-open-webui: setup ## test with the real Open WebUI and a browser (needs chromium; 3 GB and some minutes the first time)
 	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/browser.txt
 	@TEST_OPEN_WEBUI=1 .venv/bin/python -m pytest tests/webui $(ARGS)
@@ -91,6 +101,10 @@ bench: setup ## measure rollouts and GRPO steps against a plain script with Unsl
 
 bench-merge: setup ## measure the merge against copying and PEFT on 3.2 billion made-up weights (13 GB of disk; ARGS='--rounds 1')
 	@.venv/bin/python scripts/bench_merge.py $(ARGS)
+
+lock: setup ## make requirements/gpu.txt anew from its inputs (ARGS=--check: only compare; ARGS='--upgrade-package NAME')
+	@.venv/bin/python scripts/lock.py $(ARGS)
+	@case "$(ARGS)" in *--check*) ;; *) .venv/bin/python tests/vllm_table.py ;; esac
 
 format: setup ## rewrite the code as `make check` wants it
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .

@@ -1,17 +1,19 @@
 """Makes .venv exactly as requirements/ says. Standard library only: it runs before anything is installed.
 
-A set-up is complete or it is not: the stamp is written last and names what it was made from, and what does
-not match it is built anew from an empty folder, because pip takes a package left half unpacked for
-installed. scripts/setup.sh finds the Python that runs this file.
+A set-up is complete or it is not: the stamp is written last and names what it was made from, and what does not match it is built
+anew from an empty folder: pip takes a package left half unpacked for installed. scripts/setup.sh finds the Python for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # it is run with -I
+import setup_vllm
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -27,11 +32,11 @@ STAMP = VENV / "setup.json"
 MARKER = VENV / "setup.unfinished"
 LOG = VENV / "setup.log"
 PROMPT = "grpo-toolkit"
-FREE_BYTES = 5 * 10**9
-"""Room for the CPU set (2.5 GB) and what pip unpacks and builds meanwhile."""
+FREE_BYTES = {"cpu": 5 * 10**9, "gpu": 20 * 10**9}
+"""Room for a set and for what pip keeps and builds meanwhile. cpu: 2.5 GB; gpu: 4.3 GB of wheels, unpacked an estimated 12."""
 
-NO_SETS = ("browser", "dev", "open-webui")
-"""Pins that are no machine's set: for tests and checks, and for an environment of Open WebUI's own."""
+GPU_PYTHONS = ((3, 11), (3, 12))
+"""What gpu.txt is locked for, on Linux and x86-64."""
 
 LLAMA_CMAKE_ARGS = "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"
 """No instructions that only the building machine has: pip caches the wheel under a name that tells neither
@@ -49,22 +54,42 @@ class SetupError(Exception):
 
 
 def choices(stamp: dict) -> tuple[str, str]:
-    """(EXTRA, TORCH_INDEX) as given, else as last time, so that a later plain `make` keeps them."""
-    extra = os.environ.get("EXTRA") or stamp.get("extra") or "cpu"
-    torch_index = os.environ.get("TORCH_INDEX") or stamp.get("torch_index") or ""
-    return extra, torch_index
+    """(EXTRA, TORCH_INDEX) as given, else as last time, so that a later plain `make` keeps them; else as the machine is."""
+    extra = os.environ.get("EXTRA") or stamp.get("extra") or ("gpu" if gpu() and not unfit() else "cpu")
+    return extra, os.environ.get("TORCH_INDEX") or (stamp.get("extra") == extra and stamp.get("torch_index")) or ""
+
+
+@functools.cache
+def gpu() -> str | None:
+    """The first NVIDIA GPU as its driver names it. UNSLOTH_FORCE_CPU=1, which makes training leave it alone, counts here too."""
+    if os.environ.get("UNSLOTH_FORCE_CPU") == "1":
+        return None
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
+    return found[1] if found else None
+
+
+def unfit() -> str | None:
+    """Why the set for GPUs cannot be installed here."""
+    here = f"Python {sys.version_info[0]}.{sys.version_info[1]}, {platform.system()}, {platform.machine()}"
+    fits = sys.version_info[:2] in GPU_PYTHONS and (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    return None if fits else f"it is locked for Python 3.11 and 3.12 on Linux and x86_64, and this is {here}"
 
 
 def lock_files(extra: str) -> list[Path]:
     folder = ROOT / "requirements"
-    known = sorted(path.stem for path in folder.glob("*.txt") if path.stem not in NO_SETS)
-    if extra not in known:
-        raise SetupError(f"there is no pinned set for EXTRA={extra!r}. There is one for: {', '.join(known)}.")
+    if extra not in FREE_BYTES:
+        raise SetupError(f"there is no pinned set for EXTRA={extra!r}. There is one for: {', '.join(FREE_BYTES)}.")
     return [folder / f"{extra}.txt", folder / "dev.txt"]
 
 
 def pins(paths: list[Path]) -> list[str]:
-    lines = [line.split("#")[0].strip() for path in paths for line in path.read_text().splitlines()]
+    """One line a package, with its hashes where it has some."""
+    text = "".join(path.read_text() for path in paths)
+    lines = [line.split("#")[0].strip() for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines()]
     return [line for line in lines if line]
 
 
@@ -85,6 +110,7 @@ def wanted(stamp: dict) -> dict:
         "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
         "environment": fingerprint([*lock_files(extra), Path(__file__)]),
         "project": fingerprint([ROOT / "pyproject.toml"]),
+        "vllm": setup_vllm.wish(stamp.get("vllm"), ROOT) if extra == "cpu" and gpu() is None else "",
     }
 
 
@@ -118,21 +144,22 @@ def trouble() -> str | None:
     reasons = {
         "root": "the folder was moved",
         "python": "the Python version changed",
-        "extra": "another EXTRA was asked for",
+        "extra": "this .venv was made for EXTRA={was}, and EXTRA={now} was asked for",
         "torch_index": "another TORCH_INDEX was asked for",
         "environment": "the pinned packages changed",
     }
     want = wanted(stamp)
     for key, reason in reasons.items():
         if stamp.get(key) != want[key]:
-            return reason
+            return reason.format(was=stamp.get(key), now=want[key])
     missing = sorted(set(stamp.get("entries", [])) - set(entries()))
     return f"{missing[0]} is missing from .venv" if missing else None
 
 
 def is_ready() -> bool:
     stamp = read_stamp()
-    return trouble() is None and stamp.get("project") == wanted(stamp)["project"]
+    same = all(stamp.get(key) == wanted(stamp)[key] for key in ("project", "vllm"))
+    return trouble() is None and same and not setup_vllm.is_tried_again(VENV)
 
 
 # --- doing it
@@ -156,15 +183,7 @@ def only_one() -> Iterator[None]:
 
 def environment(**extra: str) -> dict[str, str]:
     """The caller's environment without what would lead pip or Python away from .venv."""
-    strays = {
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "PIP_TARGET",
-        "PIP_PREFIX",
-        "PIP_USER",
-        "VIRTUAL_ENV",
-        "__PYVENV_LAUNCHER__",
-    }
+    strays = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
     return {key: value for key, value in os.environ.items() if key not in strays} | extra
 
 
@@ -190,23 +209,20 @@ def run(command: list[str], env: dict[str, str] | None = None) -> None:
 
 
 def pip_install(*arguments: str, env: dict[str, str] | None = None) -> None:
-    run(
-        [
-            str(PYTHON),
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--progress-bar",
-            "off",
-            *arguments,
-        ],
-        env,
-    )
+    run([str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", *arguments], env)
 
 
-def check_machine() -> None:
+def check_machine(extra: str, torch_index: str) -> None:
     """What a bare machine may lack, said before the first download."""
+    if extra == "gpu" and (reason := unfit()):
+        raise SetupError(
+            f"the set of EXTRA=gpu does not fit: {reason}.\n  make setup EXTRA=gpu PYTHON=/path/to/python3.12"
+        )
+    if extra == "gpu" and torch_index:
+        raise SetupError(
+            "EXTRA=gpu takes torch from the package index, by the hash in requirements/gpu.txt: leave TORCH_INDEX away. A mirror\n"
+            "  or a folder with the same files goes by pip's own PIP_INDEX_URL or PIP_FIND_LINKS."
+        )
     lacks = []
     if not (os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
         lacks.append("a C compiler")
@@ -221,11 +237,12 @@ def check_machine() -> None:
             "  On Debian and Ubuntu: apt-get install build-essential python3-dev\n"
             "  If your package index has wheels of them: make setup SKIP_CHECKS=1"
         )
-    free = shutil.disk_usage(ROOT).free
-    if free < FREE_BYTES and os.environ.get("SKIP_CHECKS") != "1":
+    free, need = shutil.disk_usage(ROOT).free, FREE_BYTES[extra]
+    if free < need and os.environ.get("SKIP_CHECKS") != "1":
+        more = " (10 with a CUDA build of torch)" if extra == "cpu" else ""
         raise SetupError(
-            f"only {free / 1e9:.1f} GB are free here; set-up needs {FREE_BYTES / 1e9:.0f} "
-            "(10 with a CUDA build of torch). To try all the same: make setup SKIP_CHECKS=1"
+            f"only {free / 1e9:.1f} GB are free here; set-up needs {need / 1e9:.0f}{more}. "
+            "To try all the same: make setup SKIP_CHECKS=1"
         )
 
 
@@ -248,29 +265,32 @@ def empty_venv() -> None:
             child.unlink()
 
 
-def install_packages(lines: list[str]) -> None:
-    """Everything but torch and llama.cpp. The list is complete: nothing is resolved or pulled in."""
-    apart = ("torch==", "llama-cpp-python==")
-    pip_install("--no-deps", *[line for line in lines if not line.startswith(apart)])
+def install_lines(lines: list[str], *options: str, env: dict[str, str] | None = None) -> None:
+    """Pins whose list is complete: nothing is resolved or pulled in. Where they have hashes, a file that differs is refused."""
+    wanted_file = VENV / "setup-lines.txt"
+    wanted_file.write_text("\n".join(lines) + "\n")
+    hashes = ["--require-hashes"] if has_hashes(lines) else []
+    pip_install("--no-deps", *hashes, *options, "--requirement", str(wanted_file), env=env)
 
 
-def install_torch(lines: list[str], torch_index: str) -> None:
+def has_hashes(lines: list[str]) -> bool:
+    return any("--hash=" in line for line in lines)
+
+
+def install_torch(line: str, torch_index: str) -> None:
     """Alone, and with its dependencies: what the list lacks is what only this build needs (CUDA, say)."""
     source = []
     if torch_index and Path(torch_index).expanduser().is_dir():
         source = ["--no-index", "--find-links", str(Path(torch_index).expanduser().resolve())]
     elif torch_index:
         source = ["--index-url", torch_index]
-    pip_install(*source, *[line for line in lines if line.startswith("torch==")])
+    pip_install(*source, line)
 
 
-def install_llama_cpp(lines: list[str]) -> None:
+def install_llama_cpp(line: str) -> None:
     own_flags = os.environ.get("CMAKE_ARGS")
     past_cache = ["--no-cache-dir", "--no-binary", "llama-cpp-python"] if own_flags else []
-    env = environment(CMAKE_ARGS=own_flags or LLAMA_CMAKE_ARGS)
-    for line in lines:
-        if line.startswith("llama-cpp-python=="):
-            pip_install("--no-deps", *past_cache, line, env=env)
+    install_lines([line], *past_cache, env=environment(CMAKE_ARGS=own_flags or LLAMA_CMAKE_ARGS))
 
 
 def install_project() -> None:
@@ -286,13 +306,29 @@ def try_it() -> None:
     run([str(PYTHON), "-c", "import bitsandbytes, llama_cpp, torch; torch.ones(2) @ torch.ones(2)"])
 
 
+def say_whether_cuda_works() -> None:
+    """A set for GPUs may be made where none is, for an image say: that is no error."""
+    done = subprocess.run(
+        [str(PYTHON), "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"], env=environment()
+    )
+    if done.returncode:
+        say("torch finds no GPU here. Its CUDA 13 needs driver 580 or newer (nvidia-smi shows the version)")
+
+
 def build(want: dict) -> None:
-    lines = pins(lock_files(want["extra"]))
+    lock, tools = (pins([path]) for path in lock_files(want["extra"]))
+    by_hash = has_hashes(lock)
+    torch, llama_cpp = (
+        next(line for line in lock if line.startswith(f"{name}==")) for name in ("torch", "llama-cpp-python")
+    )
+    plain = [line for line in lock if line != llama_cpp and (by_hash or line != torch)]
+    title = f"{len(plain)} pinned packages, each by its hash (4 GB)" if by_hash else f"{len(plain)} pinned packages"
     steps: list[tuple[str, Callable[[], None]]] = [
         ("an empty .venv", lambda: run([sys.executable, "-m", "venv", "--prompt", PROMPT, str(VENV)])),
-        (f"{len(lines) - 2} pinned packages", lambda: install_packages(lines)),
-        ("torch", lambda: install_torch(lines, want["torch_index"])),
-        ("llama.cpp, compiled here the first time (some minutes)", lambda: install_llama_cpp(lines)),
+        (title, lambda: install_lines(plain)),
+        *([] if by_hash else [("torch", lambda: install_torch(torch, want["torch_index"]))]),
+        ("llama.cpp, compiled here the first time (some minutes)", lambda: install_llama_cpp(llama_cpp)),
+        (f"{len(tools)} tools for tests and checks", lambda: install_lines(tools)),
         ("the toolkit itself", install_project),
         ("llama.cpp's converter", fetch_converter),
         ("a trial of what was installed", try_it),
@@ -302,6 +338,8 @@ def build(want: dict) -> None:
         say(f"[{number}/{len(steps)}] {title}")
         step()
         print(f"        {time.monotonic() - started:.0f} s", flush=True)
+    if want["extra"] == "gpu":
+        say_whether_cuda_works()
 
 
 def finish(want: dict) -> None:
@@ -312,19 +350,32 @@ def finish(want: dict) -> None:
     MARKER.unlink(missing_ok=True)
 
 
+def say_why_this_set(extra: str, *, asked: bool) -> None:
+    """What was chosen where nobody chose and there is a GPU."""
+    if asked or gpu() is None:
+        return
+    if extra == "gpu":
+        say(f"there is a GPU here ({gpu()}), so this is the set for GPUs; make setup EXTRA=cpu takes the other one")
+    else:
+        say(f"there is a GPU here ({gpu()}), but the set for GPUs does not fit: {unfit()}; so this is EXTRA=cpu")
+
+
 def set_up() -> None:
     stamp, reason, started = read_stamp(), trouble(), time.monotonic()
-    want = wanted(stamp)
-    if reason is None and stamp.get("project") == want["project"]:
+    if is_ready():
         return
-    if reason is None:
-        say("pyproject.toml changed: installing the toolkit itself again")
-        install_project()
-    else:
-        say(f"{reason}; making .venv for EXTRA={want['extra']} with Python {want['python']}")
-        check_machine()
+    want = wanted(stamp)
+    if reason:
+        say_why_this_set(want["extra"], asked=bool(os.environ.get("EXTRA") or stamp.get("extra")))
+        check_machine(want["extra"], want["torch_index"])
+        say(f"{reason}; making .venv anew for EXTRA={want['extra']} with Python {want['python']}")
         empty_venv()
         build(want)
+    elif stamp.get("project") != want["project"]:
+        say("pyproject.toml changed: installing the toolkit itself again")
+        install_project()
+    if want["vllm"]:
+        setup_vllm.run_in(PYTHON, want["vllm"], environment())
     finish(want)
     say(f"ready after {time.monotonic() - started:.0f} s")
 

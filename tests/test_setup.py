@@ -3,6 +3,7 @@ damaged one; the Makefile passes its words on. The installation itself is what `
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -18,6 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from toolkit.versions import pins
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LEFT_OUT = {"diffusers", "llm", "torchvision", "triton", "wheel", "xformers"}
@@ -25,9 +28,7 @@ LEFT_OUT = {"diffusers", "llm", "torchvision", "triton", "wheel", "xformers"}
 
 
 def pinned(name: str) -> dict[str, str]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / "requirements" / name).read_text().splitlines()]
-    pairs = [line.split("==") for line in lines if line]
-    return {str(canonicalize_name(package)): version for package, version in pairs}
+    return {str(canonicalize_name(package)): version for package, version in pins(ROOT / "requirements" / name).items()}
 
 
 def installed_set() -> dict[str, str]:
@@ -39,18 +40,18 @@ def installed_set() -> dict[str, str]:
 
 @pytest.mark.parametrize(("file", "extras"), [("cpu.txt", ["cpu", "serve"]), ("dev.txt", ["dev"])])
 def test_the_pins_satisfy_pyproject(file: str, extras: list[str]) -> None:
-    pins = pinned("cpu.txt") | pinned(file)
+    held = pinned("cpu.txt") | pinned(file)
     wanted = PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
     for requirement in map(Requirement, wanted):
-        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+        assert requirement.specifier.contains(held[canonicalize_name(requirement.name)]), requirement
 
 
 def test_what_is_installed_is_what_is_pinned() -> None:
-    pins = installed_set()
+    wanted = installed_set()
     installed = {str(canonicalize_name(d.name)): d.version for d in importlib.metadata.distributions()}
     different = {
         name: (version, installed.get(name))
-        for name, version in pins.items()
+        for name, version in wanted.items()
         if (installed.get(name) or "").split("+")[0] != version
     }
     assert different == {}
@@ -72,20 +73,36 @@ def test_torch_is_pinned_for_any_build() -> None:
 
 # --- when set-up runs again
 
+GPU_LOCK = """# exact
+torch==2.13.0 \\
+    --hash=sha256:00 \\
+    --hash=sha256:11
+llama-cpp-python==0.3.36 \\
+    --hash=sha256:22
+"""
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_under_test", ROOT / "scripts" / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 @pytest.fixture
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """scripts/setup.py on a folder that looks like a finished set-up."""
     for name in ("EXTRA", "TORCH_INDEX", "SKIP_CHECKS", "CMAKE_ARGS"):
         monkeypatch.delenv(name, raising=False)
-    spec = importlib.util.spec_from_file_location("setup_under_test", ROOT / "scripts" / "setup.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load()
+    monkeypatch.setattr(module, "gpu", lambda: None)
     venv = tmp_path / ".venv"
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements" / "cpu.txt").write_text("# why\ntorch==2.13.0\nnumpy==2.4.6  # exact\n")
-    (tmp_path / "requirements" / "gpu.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "requirements" / "cpu.txt").write_text(
+        "# why\ntorch==2.13.0\nnumpy==2.4.6  # exact\nllama-cpp-python==0.3.36\n"
+    )
+    (tmp_path / "requirements" / "gpu.txt").write_text(GPU_LOCK)
     (tmp_path / "requirements" / "dev.txt").write_text("pytest==9.2.0\n")
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     for folder in (
@@ -108,7 +125,9 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_finished_set_up_is_left_alone(setup: ModuleType) -> None:
     assert setup.is_ready()
-    assert setup.pins(setup.lock_files("cpu")) == ["torch==2.13.0", "numpy==2.4.6", "pytest==9.2.0"]
+    assert setup.pins(setup.lock_files("cpu")) == [
+        "torch==2.13.0", "numpy==2.4.6", "llama-cpp-python==0.3.36", "pytest==9.2.0",
+    ]  # fmt: skip
 
 
 def test_an_interrupted_set_up_is_redone(setup: ModuleType) -> None:
@@ -143,12 +162,14 @@ def test_a_moved_folder_is_noticed(setup: ModuleType) -> None:
 def test_extra_and_torch_index_are_remembered(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXTRA", "gpu")
     monkeypatch.setenv("TORCH_INDEX", "some-folder")
-    assert setup.trouble() == "another EXTRA was asked for"
+    assert setup.trouble() == "this .venv was made for EXTRA=cpu, and EXTRA=gpu was asked for"
     setup.finish(setup.wanted(setup.read_stamp()))
     monkeypatch.setenv("EXTRA", "")
     monkeypatch.delenv("TORCH_INDEX")
     assert setup.is_ready()
     assert setup.choices(setup.read_stamp()) == ("gpu", "some-folder")
+    monkeypatch.setenv("EXTRA", "cpu")
+    assert setup.choices(setup.read_stamp()) == ("cpu", ""), "what was said for one set is not said for the other"
 
 
 def test_a_venv_of_somebody_else_is_not_emptied(setup: ModuleType) -> None:
@@ -170,7 +191,114 @@ def test_a_missing_compiler_is_said_before_any_download(setup: ModuleType, monke
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(setup.SetupError, match="a C compiler and a C"):
-        setup.check_machine()
+        setup.check_machine("cpu", "")
+
+
+# --- which set, and how it is installed
+
+
+@pytest.fixture
+def with_gpu(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A finished set-up forgotten, on Linux and x86-64 with Python 3.12 and a driver that answers."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"\n')
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("UNSLOTH_FORCE_CPU", raising=False)
+    fresh = load()
+    for name in ("gpu", "unfit"):
+        monkeypatch.setattr(setup, name, getattr(fresh, name))
+    monkeypatch.setattr(fresh.sys, "version_info", (3, 12, 1))
+    monkeypatch.setattr(fresh.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(fresh.platform, "machine", lambda: "x86_64")
+    return setup
+
+
+def test_a_gpu_chooses_its_set_where_nobody_chose(with_gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert with_gpu.choices({})[0] == "gpu"
+    with_gpu.say_why_this_set("gpu", asked=False)
+    said = capsys.readouterr().out
+    assert "NVIDIA H200" in said and "EXTRA=cpu" in said
+    with_gpu.say_why_this_set("gpu", asked=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_was_chosen_before_stays(with_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_gpu.choices({"extra": "cpu"})[0] == "cpu"
+    monkeypatch.setenv("EXTRA", "cpu")
+    assert with_gpu.choices({})[0] == "cpu"
+
+
+def test_a_gpu_that_is_to_be_left_alone_chooses_nothing(with_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNSLOTH_FORCE_CPU", "1")
+    assert with_gpu.choices({})[0] == "cpu"
+
+
+def test_a_driver_that_fails_is_no_gpu(with_gpu: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "tools" / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: ?'\nexit 9\n")
+    assert with_gpu.choices({})[0] == "cpu"
+
+
+def test_a_python_that_the_lock_is_not_for_takes_the_cpu_set_and_says_why(
+    with_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(with_gpu.sys, "version_info", (3, 13, 0))
+    assert with_gpu.choices({})[0] == "cpu"
+    with_gpu.say_why_this_set("cpu", asked=False)
+    assert "Python 3.13" in capsys.readouterr().out
+    with pytest.raises(with_gpu.SetupError, match=r"does not fit: .*Python 3\.13.*\n.*PYTHON="):
+        with_gpu.check_machine("gpu", "")
+
+
+def test_the_set_for_gpus_takes_no_other_torch(with_gpu: ModuleType) -> None:
+    with pytest.raises(with_gpu.SetupError, match="leave TORCH_INDEX away"):
+        with_gpu.check_machine("gpu", "some-folder")
+
+
+def test_a_lock_with_hashes_is_installed_by_them(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def pip_install(*arguments: str, env: object = None) -> None:
+        lines = Path(arguments[-1]).read_text().splitlines() if "--requirement" in arguments else []
+        ran.append((*arguments[:-1], *lines) if lines else arguments)
+
+    monkeypatch.setattr(setup, "pip_install", pip_install)
+    monkeypatch.setattr(setup, "run", lambda command, env=None: None)
+    monkeypatch.setattr(setup, "say_whether_cuda_works", lambda: None)
+    setup.build(setup.wanted({"extra": "gpu"}))
+    held = ("--no-deps", "--require-hashes", "--requirement")
+    assert ran[:3] == [
+        (*held, "torch==2.13.0 --hash=sha256:00 --hash=sha256:11"),
+        (*held, "llama-cpp-python==0.3.36 --hash=sha256:22"),
+        ("--no-deps", "--requirement", "pytest==9.2.0"),
+    ]
+
+
+def test_the_set_for_processors_takes_its_torch_from_where_it_is_told(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(setup, "pip_install", lambda *arguments, env=None: ran.append(arguments))
+    monkeypatch.setattr(setup, "run", lambda command, env=None: None)
+    setup.build(setup.wanted({}) | {"torch_index": "https://torch.example"})
+    assert ("--index-url", "https://torch.example", "torch==2.13.0") in ran
+    assert not any("--require-hashes" in arguments for arguments in ran)
+
+
+def test_pip_refuses_a_file_whose_hash_is_another(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "small-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        wheel.writestr("small-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("small-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256((tmp_path / "small-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    for hashed, code in ((digest, 0), ("0" * 64, 1)):
+        (tmp_path / "lines.txt").write_text(f"small==1.0 --hash=sha256:{hashed}\n")
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--no-index", "--dry-run"]
+        where = ["--find-links", str(tmp_path), "--requirement", str(tmp_path / "lines.txt")]
+        assert subprocess.run([*command, *where], capture_output=True).returncode == code
 
 
 # --- the Makefile

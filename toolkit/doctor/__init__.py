@@ -18,7 +18,8 @@ from toolkit.errors import ToolkitError
 from toolkit.health import Finding as RunFinding
 from toolkit.health import diagnose
 from toolkit.preflight import Finding
-from toolkit.rundir import SCHEMA, RunDir, write_json
+from toolkit.rundir import SCHEMA, RunDir, is_held, read_json, write_json
+from toolkit.versions import build, installed
 
 _COLOURS = {
     "ok": "green",
@@ -57,9 +58,9 @@ def examine_machine(*, ask_hub: bool = False) -> MachineReport:
 
 def _findings(found: Hardware, *, ask_hub: bool) -> Iterator[Finding]:
     yield from hardware.findings(found)
-    yield from versions.findings(versions.tested_set(gpu=bool(found.gpus)))
+    yield from versions.findings(versions.tested_set(gpu=bool(found.gpus)), gpu=found.usable_gpu is not None)
     for library in LIBRARIES:
-        if versions.installed(library) is None:
+        if installed(library) is None:
             yield Finding("training", library, "not installed", "failed", versions.MAKE_IT_SO)
     yield _login()
     if ask_hub:
@@ -94,7 +95,7 @@ def _llama_cpp() -> Iterator[Finding]:
 
     try:
         library()
-        yield Finding("llama.cpp", "library", versions.build("llama-cpp-python"))
+        yield Finding("llama.cpp", "library", build("llama-cpp-python"))
     except (ToolkitError, OSError, RuntimeError) as error:
         hint = getattr(error, "hint", None) or versions.MAKE_IT_SO
         yield Finding("llama.cpp", "library", str(getattr(error, "message", error)), "failed", hint)
@@ -144,6 +145,7 @@ def run_json(folder: Path, findings: Sequence[RunFinding]) -> dict[str, Any]:
 
 def show_run(folder: Path, findings: Sequence[RunFinding]) -> None:
     """Each finding in a few lines: what, how much against which threshold, what to try, where to read."""
+    _say_killed(RunDir(folder))
     for finding in findings:
         console.say(f"{_coloured(finding.severity)} [bold]{finding.rule}[/]: {console.untrusted(finding.message)}")
         figures = f"{finding.value:.3g}; a finding is: {finding.means}"
@@ -156,6 +158,19 @@ def show_run(folder: Path, findings: Sequence[RunFinding]) -> None:
         f"[yellow]{alarms} finding{'s' if alarms > 1 else ''}[/]" if alarms else "[green]nothing wrong was found[/]"
     )
     console.say(f"{console.untrusted(folder)}: {verdict}")
+
+
+def _say_killed(run: RunDir) -> None:
+    """A process that was killed cannot say why. The usual reason is the system's want of memory, so the estimate stands beside."""
+    if not run.state.is_file() or read_json(run.state).get("state") != "running" or is_held(run):
+        return
+    known = (read_json(run.manifest) if run.manifest.is_file() else {}).get("preflight", {}).get("memory")
+    figures = f" (estimated {known['peak_gib']:.1f} of {known['memory_gib']:g} GiB)" if known else ""
+    console.warn(
+        f"its process was killed; by the system for want of memory{figures}? `dmesg` or `journalctl -k` says so. "
+        f"What to change: toolkit check {console.untrusted(run.recipe)}; "
+        f"to go on: toolkit train --resume {console.untrusted(run.path)}"
+    )
 
 
 def _coloured(word: str) -> str:

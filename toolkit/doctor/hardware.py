@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.doctor.versions import build
 from toolkit.preflight import Finding, Status
 from toolkit.rundir import cache_folder
+from toolkit.versions import build
 
 GIB = 2**30
 LEAST_MEMORY_GIB = 4.0

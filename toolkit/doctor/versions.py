@@ -1,51 +1,41 @@
-"""The installed packages against the tested set in requirements/. It asks the package metadata only, and imports none of them."""
+"""The installed packages against the tested set, as findings. It asks the package metadata only, and imports none of them."""
 
 from __future__ import annotations
 
+import json
 import platform
+import sys
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from toolkit.preflight import Finding
+from toolkit.versions import REQUIREMENTS, clashes, installed, pins
 
-REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 TESTED_PYTHON = "3.11"
 MAKE_IT_SO = "make setup"
 
 
-@cache
-def installed(package: str) -> str | None:
-    """The version without its local part (`+cpu`), which names a build of the same source."""
-    found = build(package)
-    return None if found is None else found.partition("+")[0]
+def tested_set(*, gpu: bool) -> Path:
+    """The file of the set that this environment was made from, else of the one that belongs to this machine."""
+    return REQUIREMENTS / f"{made_for() or ('gpu' if gpu else 'cpu')}.txt"
 
 
-@cache
-def build(package: str) -> str | None:
-    """The version with its local part."""
+def made_for() -> str | None:
+    """The EXTRA that set-up made this environment for (scripts/setup.py writes it down); None for another environment."""
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return str(json.loads(Path(sys.prefix, "setup.json").read_text(encoding="utf-8"))["extra"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def pins(file: Path) -> dict[str, str]:
-    """The exact versions of a requirements file."""
-    lines = (line.split("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
-    return dict(line.split("==", 1) for line in lines if "==" in line)
-
-
-def tested_set(*, gpu: bool) -> Path:
-    """The file of the set that belongs to this machine. As long as none was tested with GPUs it is that of the CPU."""
-    file = REQUIREMENTS / "gpu.txt"
-    return file if gpu and file.is_file() else REQUIREMENTS / "cpu.txt"
-
-
-def findings(file: Path) -> Iterator[Finding]:
-    """Python, what deviates from the set (both versions named), and how much does not."""
+def findings(file: Path, *, gpu: bool = False) -> Iterator[Finding]:
+    """Python, what does not work together, what deviates from the set (both versions named), and how much does not."""
     yield _python()
+    if gpu and made_for() == "cpu":
+        hint = "make setup EXTRA=gpu"
+        yield Finding("versions", "this environment", "made for EXTRA=cpu, and there is a GPU", "warning", hint)
+    for clash in clashes():
+        yield Finding("versions", clash.what, clash.why, "failed", clash.mend)
     if not file.is_file():
         hint = "it lies in the toolkit's checkout; an installed wheel has none"
         yield Finding("versions", "tested set", "not here", "warning", hint)
