@@ -104,6 +104,7 @@ FAULTY: list[tuple[str, Callable[[], Records], str | None]] = [
     ),
     ("entropy-collapse", lambda: records_of(entropy=late(1.0, 0.01)), "grpo.learning_rate=2.5e-06"),
     ("kl-run-away", lambda: records_of(kl=late(0.1, 3.0)), "grpo.beta=0.04"),
+    ("sampled-elsewhere", lambda: records_of(logp_difference=0.6), "model.fast_inference=false"),
     ("clip-ratio", lambda: records_of(clip_ratio=0.4), "grpo.learning_rate=2.5e-06"),
     (
         "duplicates",

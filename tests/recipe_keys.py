@@ -34,12 +34,13 @@ from hub_effects import checkpoints_up, made_private, placed, pushes
 from models import small_recipe
 from reward_keys import REWARD_EFFECTS
 from task_keys import TASK_EFFECTS
-from toolkit.engine import arguments
+from toolkit.engine import arguments, machine
 from toolkit.recipe import Recipe
 from toolkit.rewards import REWARDS
 from toolkit.tasks import TASKS
 
-WITH_GPU = {"model.fast_inference": True}
+WITH_GPU = {"model.fast_inference": True, "model.dtype": "auto"}
+"""On a GPU, and with Unsloth's vLLM, which computes in 16 bits."""
 EVERY_SECOND = {"eval.every": 2, "grpo.max_steps": 12}
 REPO = {"hub.repo": "me/other"}
 
@@ -55,7 +56,16 @@ EFFECTS: dict[str, Effect] = {
     "model.max_seq_length": Effect(256, several(load("max_seq_length"), warmup("max_length")), [256, 256]),
     "model.load_in_4bit": Effect(True, load("load_in_4bit")),
     "model.dtype": Effect("bfloat16", several(load("dtype"), grpo("bf16", GPU)), ["bfloat16", True]),
-    "model.fast_inference": Effect(False, several(load("fast_inference", GPU), grpo("use_vllm", GPU)), [False, False]),
+    "model.load_in_8bit": Effect(True, load("load_in_8bit", GPU)),
+    "model.fast_inference": Effect(
+        False, several(load("fast_inference", GPU), grpo("use_vllm", GPU)), [False, False], {"model.dtype": "auto"}
+    ),
+    "model.standby": Effect(
+        True,
+        several(lambda recipe: setting(recipe, GPU).standby, lambda recipe: machine.tokens_per_pass(recipe, GPU)),
+        [True, 32768],
+        WITH_GPU,
+    ),
     "model.gpu_memory_utilization": Effect(0.3, load("gpu_memory_utilization", GPU), given=WITH_GPU),
     "model.lora.r": Effect(32, several(lora("r"), load("max_lora_rank", GPU)), [32, 32], WITH_GPU),
     "model.lora.lora_alpha": Effect(64, lora("lora_alpha")),

@@ -97,16 +97,16 @@ def test_check_counts_the_rows_that_training_would_leave_out(
         return {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
 
     what = "rows left out: over 72 tokens (grpo.max_prompt_length)"
-    some = findings([*ROWS[:20], *ROWS[80:85]], 0)
+    some = findings([*ROWS[:20], *ROWS[80:85]], 1)
     assert some[what]["status"] == "warning" and 4 <= some[what]["value"] <= 5
     assert "is called 'data_completions'" in some["notice"]["value"]
-    none = findings([ROWS[5], *ROWS[80:85]], 1)
+    none = findings([ROWS[5], *ROWS[80:85]], 2)
     assert none[what]["status"] == "failed" and "one step needs 2" in none[what]["hint"]
 
 
 def test_check_says_where_no_tokens_can_be_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe_file(tmp_path, "org/nowhere", heldout_rows=1)
-    assert main(["check", str(path), "--json"]) == 0
+    assert main(["check", str(path), "--json"]) == 2  # neither its tokenizer nor its weights are to be had
     report = json.loads(capsys.readouterr().out)["findings"]
     (found,) = [item for item in report if item["what"] == "tokens of the prompts"]
     assert (found["value"], found["status"]) == ("not counted", "warning") and "org/nowhere" in found["hint"]

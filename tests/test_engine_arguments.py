@@ -65,21 +65,28 @@ def test_without_a_warm_up_nothing_is_warmed_up() -> None:
 
 
 def test_a_gpu_keeps_what_it_can_do() -> None:
-    recipe = with_values({"grpo.optim": "paged_adamw_8bit", "model.dtype": "auto"}, WITH_GPU)
+    recipe = with_values({"grpo.optim": "paged_adamw_8bit"}, WITH_GPU)
     resolved = setting(recipe, GPU)
     assert (resolved.optim, resolved.dtype, resolved.generator) == ("paged_adamw_8bit", "bfloat16", "unsloth")
     assert resolved.changes == ()
 
 
 def test_a_cpu_replaces_what_it_cannot_do_and_says_so() -> None:
-    recipe = with_values({"grpo.optim": "paged_adamw_8bit", "model.dtype": "float16"}, WITH_GPU)
+    asked = {
+        "grpo.optim": "paged_adamw_8bit",
+        "model.dtype": "float16",
+        "model.load_in_8bit": True,
+        "model.standby": True,
+    }
+    recipe = with_values(WITH_GPU, asked)
     resolved = setting(recipe)
     assert (resolved.optim, resolved.dtype, resolved.generator) == ("adamw_torch_fused", "bfloat16", "transformers")
     told = {change.key: (change.asked, change.used) for change in resolved.changes}
     assert told == {
         "model.fast_inference": (True, False), "grpo.optim": ("paged_adamw_8bit", "adamw_torch_fused"),
-        "model.dtype": ("float16", "bfloat16"),
+        "model.dtype": ("float16", "bfloat16"), "model.load_in_8bit": (True, False), "model.standby": (True, False),
     }  # fmt: skip
+    assert not resolved.load_in_8bit and not resolved.standby
     assert all(change.why for change in resolved.changes)
 
 
@@ -104,7 +111,8 @@ def test_the_dtype_is_one_the_machine_is_good_at(device: Any, bf16: bool, asked:
         ("cpu", 8.0, {}, 4096),
         ("cpu", 64.0, {}, 8192),
         ("cuda", 16.0, {"model.fast_inference": False}, 16384),
-        ("cuda", 16.0, {"model.fast_inference": True, "model.gpu_memory_utilization": 0.5}, 8192),
+        ("cuda", 16.0, WITH_GPU | {"model.gpu_memory_utilization": 0.5}, 8192),
+        ("cuda", 16.0, WITH_GPU | {"model.gpu_memory_utilization": 0.5, "model.standby": True}, 16384),
         ("cuda", 141.0, {"model.fast_inference": False}, 32768),
     ],
 )  # fmt: skip

@@ -33,6 +33,8 @@ EVERYTHING_ELSE: dict[str, Any] = {
         "model.revision",
         "model.fast_inference",
         "model.gpu_memory_utilization",
+        "model.load_in_8bit",
+        "model.standby",
         "grpo.max_prompt_length",
     )
 } | {"seed": 7, "grpo.importance_sampling_level": "token"}  # a sequence ratio goes with another loss_type

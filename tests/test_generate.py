@@ -262,7 +262,7 @@ def test_filters_are_those_of_transformers(sampling: dict[str, Any]) -> None:
     seen[:, -3:] = seen[:, :3]  # repeated tokens are penalised once
     given = Sampling(max_new_tokens=1, **sampling)
     ours = given_penalty(logits, seen, given.repetition_penalty)
-    ours = torch.softmax(module._truncate(ours / given.temperature, given), dim=-1)
+    ours = torch.softmax(module.truncate(ours / given.temperature, given), dim=-1)
     theirs = torch.softmax(processors(sampling)(seen, logits.clone()), dim=-1)
     torch.testing.assert_close(ours, theirs)
 

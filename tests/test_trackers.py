@@ -20,7 +20,7 @@ from models import child_environment, small_recipe
 from run_files import lines
 from toolkit.engine.trackers import NEEDS, PROJECT, prepare_tracker, require_tracker, tracker_arguments
 from toolkit.errors import ToolkitError
-from toolkit.preflight import _tracker
+from toolkit.preflight.tools import tracker_findings
 from toolkit.rundir import RunDir
 
 pytest_plugins = ("shared",)
@@ -49,9 +49,9 @@ def test_one_package_is_enough(tracker: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_check_says_so_before_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NEEDS, "wandb", ("no_such_package",))
-    (found,) = _tracker(small_recipe("org/base", report_to="wandb"))
+    (found,) = tracker_findings(small_recipe("org/base", report_to="wandb"))
     assert found.status == "failed" and found.hint and "pip install wandb" in found.hint
-    assert list(_tracker(small_recipe("org/base"))) == []
+    assert list(tracker_findings(small_recipe("org/base"))) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")

@@ -5,11 +5,13 @@ A run is `runs/<recipe>-<time>/`, an export `exports/<run>/`. What the files mea
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -311,6 +313,26 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         _remove(temporary)
+
+
+REFUSALS = frozenset(
+    {errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC,
+     errno.ENOTDIR, errno.EPERM, errno.EROFS}
+)  # fmt: skip
+"""A disk's or a folder's ways to say no."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the disk refuses within the block (it is full, or not ours to write on) is an error of the user's, and no bug."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        what = f"cannot be written: {error.strerror}"
+        place = error.filename if isinstance(error.filename, str) else str(folder)
+        raise ExportError(what, where=place, hint=f"df -h .; ls -ld {shlex.quote(str(folder.parent))}") from error
 
 
 def _remove(path: Path) -> None:

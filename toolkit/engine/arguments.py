@@ -71,9 +71,10 @@ def load_arguments(recipe: Recipe, setting: Setting, source: str) -> dict[str, A
     model = recipe.model
     arguments: dict[str, Any] = {
         "model_name": source,
-        "revision": model.revision,
+        "revision": None if setting.generator == "unsloth" else model.revision,  # its vLLM gets that revision's folder
         "max_seq_length": model.max_seq_length,
         "load_in_4bit": model.load_in_4bit,
+        "load_in_8bit": setting.load_in_8bit,
         "dtype": setting.dtype,
         "fast_inference": setting.generator == "unsloth",
         "use_gradient_checkpointing": checkpointing(recipe),
@@ -119,6 +120,7 @@ def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, 
         "reward_weights": [reward.weight for reward in recipe.rewards],
         "gradient_checkpointing": grpo.gradient_checkpointing,
         "use_vllm": setting.generator == "unsloth",
+        "top_k": top_k(recipe, setting),
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_total_limit": 2,
@@ -126,6 +128,11 @@ def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, 
         "remove_unused_columns": False,
         **tracker_arguments(recipe.report_to, folder.parent.name),
     }
+
+
+def top_k(recipe: Recipe, setting: Setting) -> int:
+    """As the trainer is told: where it knows of vLLM, "all tokens" is -1, and Unsloth's writes that for 0."""
+    return -1 if setting.generator == "unsloth" and recipe.grpo.top_k == 0 else recipe.grpo.top_k
 
 
 def warmup_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:

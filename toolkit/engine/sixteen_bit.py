@@ -110,17 +110,36 @@ def _original(source: str, config: dict[str, Any]) -> tuple[str | None, str]:
 
 @cache
 def _unsloth_table() -> dict[str, str]:
-    """Unsloth's 4-bit copies (in lower case) -> their originals. Its file is read alone: importing unsloth takes seconds."""
+    """Unsloth's 4-bit copies (in lower case) -> their originals."""
+    table = getattr(_unsloth_mapper(), "INT_TO_FLOAT_MAPPER", {})
+    return {name.lower(): original for name, original in table.items() if _COPY.search(name)}
+
+
+def ungated_copy(name: str) -> str | None:
+    """Unsloth's 16-bit copy of a Hub model, which asks nobody for their terms; None where its table has none."""
+    copy = getattr(_unsloth_mapper(), "MAP_TO_UNSLOTH_16bit", {}).get(name.lower())
+    return copy if copy and copy.lower() != name.lower() else None
+
+
+def four_bit_copy(name: str) -> str | None:
+    """The copy that Unsloth loads instead of a Hub model where 4 bits are asked for; None where its table has none."""
+    copy = getattr(_unsloth_mapper(), "FLOAT_TO_INT_MAPPER", {}).get(name.lower())
+    return copy if copy and copy.lower() != name.lower() else None
+
+
+@cache
+def _unsloth_mapper() -> Any:
+    """Unsloth's tables of names. The file is read alone: importing unsloth takes seconds. None where it is not installed."""
     spec = find_spec("unsloth")
     folders = list(spec.submodule_search_locations or []) if spec else []
     file = Path(folders[0]) / "models" / "mapper.py" if folders else None
     if file is None or not file.is_file():
-        return {}
-    table = spec_from_file_location("unsloth_mapper", file)
-    assert table is not None and table.loader is not None
-    module = module_from_spec(table)
-    table.loader.exec_module(module)
-    return {name.lower(): original for name, original in module.INT_TO_FLOAT_MAPPER.items() if _COPY.search(name)}
+        return None
+    found = spec_from_file_location("unsloth_mapper", file)
+    assert found is not None and found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def _check_same(copy: dict[str, Any], original: dict[str, Any], source: str, named: str) -> None:

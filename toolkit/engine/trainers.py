@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine.adapter_guard import require_trained_adapter
 from toolkit.engine.arguments import DECIDED, FROM_RECIPE, grpo_arguments, warmup_arguments
 from toolkit.engine.lean import exact_for, lean_trainer
 from toolkit.engine.load import Policy, quiet_progress
 from toolkit.engine.machine import return_memory
 from toolkit.engine.resample import resampling_trainer
 from toolkit.engine.rollout import ROW_COLUMN, Entry, RewardRecorder, rollouts
+from toolkit.engine.sampled import comparing_trainer
 from toolkit.engine.surroundings import surroundings
 from toolkit.engine.trackers import prepare_tracker
 from toolkit.errors import EngineError
@@ -69,6 +71,8 @@ def run_grpo(
     rewards = [reward.within(around) for reward in recipe.rewards]
     recorder = RewardRecorder(rewards, {row.id: row for row in rows}, stop_token_ids=policy.stop_token_ids)
     callback = _after_each_step(lambda step, logs: on_step(step, logs, recorder.take()))
+    if policy.setting.generator == "unsloth":
+        require_trained_adapter(policy)
     with quiet_progress():
         trainer = build_grpo_trainer(policy, recipe, rows, recorder, folder, [callback])
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -91,20 +95,23 @@ def build_grpo_trainer(
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # prints whole completions that nobody judged
     lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)
-    kind: Any = lean_trainer(trl.GRPOTrainer) if lean else trl.GRPOTrainer
+    kind: Any = trl.GRPOTrainer if policy.setting.device == "cuda" else comparing_trainer(trl.GRPOTrainer)
+    kind = lean_trainer(kind) if lean else kind
     if recipe.grpo.resample_rounds:
         kind = resampling_trainer(kind, recorder, recipe, [row.id for row in rows])
+    arguments = grpo_arguments(recipe, policy.setting, folder)
     trainer = kind(
         model=policy.model,
-        args=_as_asked(trl.GRPOConfig, grpo_arguments(recipe, policy.setting, folder)),
+        args=_as_asked(trl.GRPOConfig, arguments),
         train_dataset=Dataset.from_list(
             [{"prompt": policy.template.chat(recipe.task.messages(row)), ROW_COLUMN: row.id} for row in rows]
         ),
         reward_funcs=recorder.functions,
         processing_class=policy.tokenizer,
         callbacks=callbacks,
-        **({} if policy.setting.generator == "unsloth" else {"rollout_func": rollouts(policy, recipe)}),
+        rollout_func=rollouts(policy, recipe),
     )
+    _require_held(trainer.args, arguments)  # Unsloth's changes it once more while the trainer is built
     _without_printer(trainer)
     if "ref" in policy.model.peft_config:
         # TRL's copy of the adapter as it is now. Without it the KL term's reference is the base model, as in Unsloth's trainer.
@@ -115,12 +122,23 @@ def build_grpo_trainer(
 def _as_asked(kind: Any, arguments: dict[str, Any]) -> Any:
     """The configuration with these arguments. Unsloth's replaces some that it holds for mistakes: that is an error here."""
     config = kind(**arguments)
-    for name in (*DECIDED, *FROM_RECIPE):
+    _require_held(config, arguments)
+    return config
+
+
+HELD = (
+    *DECIDED, *FROM_RECIPE, "optim", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation",
+    "use_vllm", "reward_weights", "seed", "data_seed", "gradient_checkpointing",
+)  # fmt: skip
+"""What is read back from a configuration."""
+
+
+def _require_held(config: Any, arguments: dict[str, Any]) -> None:
+    for name in HELD:
         held, asked = getattr(config, name), arguments[name]
         if held != asked:
             hint = f"grpo.{name}: {held}" if name in FROM_RECIPE else None
             raise EngineError(f"the trainer would use {name} {held!r} where {asked!r} was asked for", hint=hint)
-    return config
 
 
 def _without_printer(trainer: Any) -> None:

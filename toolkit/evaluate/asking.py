@@ -45,7 +45,7 @@ def ask_models(
     recipe, rows = evaluation.recipe, evaluation.rows
     rewards = _ready_rewards(recipe, policy, rows, own=evaluation.name is None)
     models = _models(recipe, policy, rows, adapters)
-    progress = Progress(folder, _key(evaluation, models, adapters))
+    progress = Progress(folder, _key(evaluation, models, adapters) | {"generator": policy.setting.generator})
     answers = []
     for name, asked in models.items():
         saved = progress.answers(name)

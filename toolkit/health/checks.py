@@ -109,6 +109,16 @@ def high_clip_ratio(records: Records, threshold: float) -> list[Seen]:
     return [Seen(last(clipped), f"{last(clipped):.0%} of the ratios are clipped: updates are too large", knob)]
 
 
+def sampled_elsewhere(records: Records, threshold: float) -> list[Seen]:
+    """Completions from other weights than those that are trained. Filters and penalties make a difference by design."""
+    grpo, apart = records.recipe.grpo, records.series("logp_difference")
+    filtered = grpo.top_p < 1 or grpo.top_k > 0 or grpo.min_p or grpo.repetition_penalty != 1
+    if filtered or len(apart) < STEPS or last(apart) < threshold:
+        return []
+    message = f"tokens were sampled at log-probabilities {last(apart):.2g} nats from the trainer's: what generates has other weights"
+    return [Seen(last(apart), message, "model.fast_inference=false")]
+
+
 def slowing_down(records: Records, threshold: float) -> list[Seen]:
     """The latest speed against the best, where neither lengths nor the work of the backward pass explain it."""
     lines = [line for line in records.lines if line.get("completion_tokens") and line.get("tokens_per_second")]

@@ -73,6 +73,12 @@ RULES = (
         _TRL, checks.high_clip_ratio,
     ),
     Rule(
+        "sampled-elsewhere", "warning", "log-probabilities, sampled against trained, nats a token", 0.2,
+        "at least 0.2 at the end, without top_p, top_k, min_p and a repetition penalty",
+        f"effect: AReaL, arXiv 2505.24298 (what naive training on stale samples costs); figure {_HERE}: up to 0.05 in bfloat16",
+        "docs/fast-inference.md", checks.sampled_elsewhere,
+    ),
+    Rule(
         "duplicates", "warning", "share of completions that repeat another of their group", 0.9,
         "at least 90 % at the end, and the task is not solved",
         f"{_HERE}: up to 66 % in runs that learned", _DAPO, text_checks.duplicates,

@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
-from toolkit.errors import DataError
-from toolkit.probe.forecast import Forecast, Measured, Range, forecast, grouped
+from toolkit.errors import DataError, ToolkitError
+from toolkit.estimate.pace import Range
+from toolkit.preflight.timing import clock
+from toolkit.probe.forecast import Forecast, Measured, forecast, grouped
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
@@ -31,12 +32,12 @@ BUSY = 0.5
 """Processes of others a thread from which on measured times are not this machine's own."""
 
 
-def prepare() -> None:
+def prepare(recipe: Recipe) -> None:
     """Before anything loads transformers, which a check of rewards may do: Unsloth rewrites it when it is imported."""
     from toolkit.engine.load import import_unsloth
 
     with redirect_stdout(sys.stderr):  # it greets there, where only results belong
-        import_unsloth()
+        import_unsloth(standby=recipe.model.standby)
 
 
 def probe(loaded: Loaded, prompts: int) -> Forecast:
@@ -67,7 +68,19 @@ def _probe(name: str, recipe: Recipe, prompts: int) -> Forecast:
         step_tokens=longest_prompt + max(entry["tokens"] for entry in table),
         other_work=load / policy.machine.threads,
     )
-    return forecast(name, recipe, entries, measured, heldout=len(heldout))
+    return forecast(name, recipe, entries, measured, heldout=len(heldout), files_s=_files_seconds(recipe))
+
+
+def _files_seconds(recipe: Recipe) -> dict[str, Range]:
+    """Export and verification; nothing where the shape of the model is not to be had."""
+    from toolkit.estimate import shape_of
+    from toolkit.estimate.disk import export_needs
+    from toolkit.estimate.pace import files_seconds
+
+    try:
+        return files_seconds(sum(need.size for need in export_needs(recipe, shape_of(recipe.model))))
+    except ToolkitError:
+        return {}
 
 
 def _fitting(policy: Policy, recipe: Recipe, rows: Sequence[Row], wanted: int) -> list[Row]:
@@ -205,7 +218,7 @@ def _figure(value: float | None) -> str:
 
 
 def _lines(found: Forecast) -> list[tuple[str, str, str]]:
-    run, memory = found.run_s, found.memory_gib
+    memory = found.memory_gib
     return [
         ("groups without spread", f"{found.dead_groups.likely:.0%}", _between(found.dead_groups, ".0%")),
         (
@@ -216,14 +229,13 @@ def _lines(found: Forecast) -> list[tuple[str, str, str]]:
         ("cut off", f"{found.cut_off.likely:.0%}", _between(found.cut_off, ".0%")),
         ("tokens per second, sampling", f"{found.tokens_per_second:.0f}", ""),
         ("seconds a step", f"{found.step_s:.1f}", ""),
-        ("the run with its evaluation", _clock(run.likely), f"{_clock(run.low)} to {_clock(run.high)}"),
+        *(
+            (stage, clock(span.likely), f"{clock(span.low)} to {clock(span.high)}")
+            for stage, span in found.stages_s.items()
+        ),
         ("memory, GiB", f"{memory.likely:.1f}", f"up to {memory.high:.1f}"),
     ]
 
 
 def _between(found: Range, digits: str) -> str:
     return f"{found.low:{digits}} to {found.high:{digits}}"
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

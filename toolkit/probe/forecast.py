@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from toolkit.estimate.pace import Range
 from toolkit.health.records import step_facts
+from toolkit.preflight.plan import answers
 from toolkit.rundir import SCHEMA
 from toolkit.statistics import wilson
 
@@ -19,15 +21,6 @@ QUICKEST = 0.5
 """Later steps may take half as long as the first (measured on the default recipe: 21 s, then 11 s): completions get shorter, and
 on a CPU groups without spread cost no backward pass."""
 BUCKETS: tuple[str, ...] = ("never", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "always")
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A forecast with what it may be at least and at most. Shares and means: a 95 % interval; time and memory: bounds."""
-
-    likely: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +70,9 @@ class Forecast:
     tokens_per_second: float
     step_s: float
     run_s: Range
+    """Training and evaluation."""
+    stages_s: dict[str, Range]
+    """Each stage alone: train, eval and, where the model's shape is known, export and verify."""
     memory_gib: Range
     has_warmup: bool
     other_work: float
@@ -87,11 +83,22 @@ class Forecast:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def forecast(name: str, recipe: Recipe, entries: Sequence[Entry], measured: Measured, *, heldout: int) -> Forecast:
-    """From completions with their rewards, `right` and `well_formed` (None without golds), and whether their group is `dead`."""
+def forecast(
+    name: str,
+    recipe: Recipe,
+    entries: Sequence[Entry],
+    measured: Measured,
+    *,
+    heldout: int,
+    files_s: Mapping[str, Range] | None = None,
+) -> Forecast:
+    """From completions with their rewards, `right` and `well_formed` (None without golds), and whether their group is `dead`.
+    `files_s`: what export and verification will take."""
     groups = list(grouped(entries).values())
     length = _mean_range([statistics.fmean(entry["tokens"] for entry in group) for group in groups])
     graded = recipe.task.graded
+    evaluation = evaluation_seconds(recipe, measured, len(entries), heldout)
+    run_s = run_seconds(recipe, measured, length.likely, evaluation)
     return Forecast(
         recipe=name,
         prompts=len(groups),
@@ -105,11 +112,17 @@ def forecast(name: str, recipe: Recipe, entries: Sequence[Entry], measured: Meas
         cut_off=_mean_range([statistics.fmean(entry["cut_off"] for entry in group) for group in groups], most=1.0),
         tokens_per_second=measured.sampled_tokens / measured.sampling_s,
         step_s=measured.step_s,
-        run_s=run_seconds(recipe, measured, length.likely, evaluation_seconds(recipe, measured, len(entries), heldout)),
+        run_s=run_s,
+        stages_s={"train": without(run_s, evaluation), "eval": evaluation, **(files_s or {})},
         memory_gib=memory(recipe, measured),
         has_warmup=recipe.warmup is not None,
         other_work=measured.other_work,
     )
+
+
+def without(whole: Range, part: Range) -> Range:
+    """What is left of a sum of two ranges."""
+    return Range(whole.likely - part.likely, whole.low - part.low, whole.high - part.high)
 
 
 def grouped(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -159,12 +172,6 @@ def _rewards(entries: Sequence[Entry]) -> dict[str, RewardSpread]:
         mean = statistics.fmean(paid) if paid else None
         found[name] = RewardSpread(mean, facts.lowest.get(name), facts.highest.get(name), spread)
     return found
-
-
-def answers(recipe: Recipe, heldout: int) -> int:
-    """How many answers the evaluation asks for, of all models together."""
-    models = 2 if recipe.warmup is None else 3
-    return min(recipe.eval.rows, heldout) * (recipe.eval.samples + recipe.eval.greedy) * models
 
 
 def evaluation_seconds(recipe: Recipe, measured: Measured, sampled: int, heldout: int) -> Range:

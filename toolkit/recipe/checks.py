@@ -113,8 +113,17 @@ def _chooses_by_evaluations(get: Get) -> Problem | None:
     return Problem((*wanted, "eval.every"), message, "every: 20, or a fifth of grpo.max_steps")
 
 
+def _one_width(get: Get) -> Problem | None:
+    if not (get("model.load_in_4bit") and get("model.load_in_8bit")):
+        return None
+    return Problem(
+        ("model.load_in_8bit", "model.load_in_4bit"), "the base is loaded in 4 bits or in 8", "load_in_4bit: false"
+    )
+
+
 # Each rule with all keys it reads.
 RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
+    (_one_width, ("model.load_in_4bit", "model.load_in_8bit")),
     (_fits_sequence, ("grpo.max_prompt_length", "grpo.max_completion_length", "model.max_seq_length")),
     (_batch_divides, ("grpo.per_device_train_batch_size", "grpo.num_generations", "grpo.prompts_per_step")),
     (_delta_above_clip, ("grpo.delta", "grpo.epsilon")),

@@ -113,13 +113,18 @@ class Model(Section):
     max_seq_length: int = Field(default=1024, ge=32)
     """Longest prompt plus completion, in tokens."""
     load_in_4bit: bool = True
-    """Load the base in 4 bits (NF4): a quarter of the memory, a little slower, a little less exact."""
+    """Load the base in 4 bits (NF4): a quarter of the memory, a little slower, a little less exact; false is 16-bit LoRA."""
+    load_in_8bit: bool = False
+    """Load the base in 8 bits (LLM.int8(), arXiv 2208.07339) instead; on a GPU only, and without fast_inference."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the arithmetic and of weights that are not 4-bit; `auto` takes what the machine is good at."""
     fast_inference: Literal["auto"] | bool = "auto"
     """Generate with vLLM: inside Unsloth on a GPU, beside it on a CPU (docs/fast-inference.md); `auto` where it is installed."""
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
     """Share of the GPU's memory that vLLM may take."""
+    standby: bool = False
+    """On a GPU, let vLLM give its memory back while a step is computed. Unsloth then sets gpu_memory_utilization by itself, to
+    0.71 to 0.88 by the size of the GPU; what it took is recorded (docs/gpu.md)."""
     lora: Lora = Lora()
     """The adapter."""
 

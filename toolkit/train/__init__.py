@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from toolkit import console
 from toolkit.engine.trackers import require_tracker
 from toolkit.errors import DataError, EngineError, Stopped
+from toolkit.estimate.exhausted import Meter, explained
 from toolkit.health import Watch
 from toolkit.hubapi import CheckpointUploads, require_access
-from toolkit.preflight import require_sound_rewards
+from toolkit.preflight import require_ready, require_sound_rewards
+from toolkit.preflight.installed import require_versions
 from toolkit.recipe.plan import plan, plan_lines
 from toolkit.rundir import RunDir, holding, new_run, replacing, write_json
 from toolkit.tasks.halves import overlap
@@ -27,41 +29,45 @@ if TYPE_CHECKING:
     from toolkit.tasks import Row
 
 
-def train(loaded: Loaded, *, resume: Path | None = None) -> Path:
+def train(loaded: Loaded, *, resume: Path | None = None, then: str = "train") -> Path:
     """Train the recipe into a new run, or continue `resume` where it was stopped. Returns the run's folder.
 
+    `then`: the last of the stages that follow at once; what they lack is an error before anything is loaded.
     Stopped (exit code 130) after Ctrl-C or SIGTERM: the step is finished and saved first.
     """
     if resume and read_state(RunDir(resume))["state"] == "done":
         raise EngineError("this run is finished", where=str(resume), hint=f"toolkit eval {resume}")
+    require_versions(loaded.recipe)
     require_access(loaded.recipe)
     require_tracker(loaded.recipe.report_to)
+    known = require_ready(loaded, then=then)
     run = RunDir(resume) if resume else new_run(loaded.name)
     if not resume:
         write_json(run.recipe, loaded.recipe.model_dump(mode="json"))
     console.say(f"run: {console.untrusted(run.path)}")
     with holding(run):
-        return _recorded(run, loaded.recipe)
+        return _recorded(run, loaded.recipe, known)
 
 
-def _recorded(run: RunDir, recipe: Recipe) -> Path:
+def _recorded(run: RunDir, recipe: Recipe, known: dict[str, Any]) -> Path:
     """The training, with its state in the run's record whatever its end."""
     write_state(run, "running")
     try:
-        with stop_on_signals() as request:
-            kept = _train(run, recipe, request)
+        go_on = f"toolkit train --resume {run.path}"
+        with stop_on_signals() as request, explained(recipe, go_on=go_on) as meter:
+            kept = _train(run, recipe, request, known, meter)
     except Stopped:
         write_state(run, "stopped")
         raise
     except BaseException:
         write_state(run, "failed")
         raise
-    write_state(run, "done", **({} if kept is None else {"kept_step": kept}))
+    write_state(run, "done", **({} if kept is None else {"kept_step": kept}), peak_memory_gib=meter.peaks)
     return run.path
 
 
-def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> int | None:
-    """Which step's adapter was kept, where the recipe asks for the best; else None."""
+def _train(run: RunDir, recipe: Recipe, request: StopRequest, known: dict[str, Any], meter: Meter) -> int | None:
+    """Which step's adapter was kept, where the recipe asks for the best; else None. `known`: what the preflight found out."""
     rows, heldout = recipe.task.rows("train"), recipe.task.rows("heldout")
     _say_notices(recipe)
     _warn_of_overlap(rows, heldout)
@@ -71,16 +77,23 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest) -> int | None:
     _say_plan(recipe, rows)
     require_sound_rewards(recipe, [*rows, *heldout])
     from toolkit.engine.load import add_adapter, load_policy
+    from toolkit.engine.sampler import prepare
 
     policy = load_policy(recipe)
+    prepare(policy)
+    meter.note("model loaded", policy.machine)
     for change in policy.setting.changes:
         console.say(f"{change.key}: {change.used} instead of {change.asked} ({change.why})")
     kept = _short_enough(policy, recipe, rows)
-    write_json(run.manifest, manifest(recipe, policy, kept=kept, read=len(rows), heldout=heldout))
+    record = manifest(recipe, policy, kept=kept, read=len(rows), heldout=heldout)
+    write_json(run.manifest, {**record, "preflight": known})
     add_adapter(policy, recipe)
     with CheckpointUploads(run, recipe.hub, lambda: last_checkpoint(run)) as uploads, Display(recipe) as display:
         _warm_up(run, recipe, policy, examples, request, display)
-        return _reinforce(run, recipe, policy, kept, request, display, uploads)
+        meter.note("warm-up", policy.machine)
+        kept_step = _reinforce(run, recipe, policy, kept, request, display, uploads)
+        meter.note("GRPO", policy.machine)
+        return kept_step
 
 
 def _say_notices(recipe: Recipe) -> None:
@@ -100,7 +113,7 @@ def _say_plan(recipe: Recipe, rows: Sequence[Row]) -> None:
     from toolkit.engine.load import import_unsloth
     from toolkit.engine.machine import batch_rows, this_machine
 
-    import_unsloth()  # before torch, which says what machine this is
+    import_unsloth(standby=recipe.model.standby)  # before torch, which says what machine this is
     for line in plan_lines(plan(recipe, len(rows), batch_rows=batch_rows(recipe, this_machine()))):
         console.say(line)
 

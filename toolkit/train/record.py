@@ -32,6 +32,10 @@ _NAMES = {
     "grad_norm": "grad_norm",
     "learning_rate": "learning_rate",
     "loss": "loss",
+    "sampling/sampling_logp_difference/mean": "logp_difference",
+    "sampling/sampling_logp_difference/max": "logp_difference_max",
+    "sampling/importance_sampling_ratio/mean": "importance_ratio",
+    "sampling/importance_sampling_ratio/max": "importance_ratio_max",
 }
 
 HELD_OUT = "eval"
