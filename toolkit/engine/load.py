@@ -125,6 +125,10 @@ def _source(recipe: Recipe, setting: Setting) -> str:
 def add_adapter(policy: Policy, recipe: Recipe) -> None:
     """Put a fresh, trainable adapter on the model."""
     policy.model = import_unsloth().FastLanguageModel.get_peft_model(policy.model, **adapter_arguments(recipe))
+    if policy.machine.device == "cpu":
+        from toolkit.engine.lean_layers import fuse_adapters
+
+        fuse_adapters(policy.model)
 
 
 def load_adapter(policy: Policy, folder: Path, name: str) -> None:
