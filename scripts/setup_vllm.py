@@ -24,13 +24,15 @@ FREE_BYTES = 2 * 10**9
 """0.14 GB of wheels and 0.55 GB unpacked, and room left."""
 AGAIN = "once that is changed: make setup VLLM=1"
 TRIAL = """
-import torch
+import unsloth, torch, trl
 from vllm.platforms import current_platform
 current_platform.import_kernels()
 assert current_platform.is_cpu()
 assert hasattr(torch.ops._C, "cpu_attention_with_kv_cache")
+from vllm import LLM
+trl.GRPOTrainer, trl.SFTTrainer
 """
-"""Its compiled part loads on this processor and beside this build of torch."""
+"""Its compiled part loads on this processor and beside this build of torch, and what imports vLLM wherever it finds it still loads."""
 
 
 def wish(remembered: str | None, root: Path) -> str:
