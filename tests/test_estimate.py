@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from models import SIZES, SMOLLM2, small_recipe
+from models import SIZES, SMOLLM2, small_recipe, tiny_llama
 from toolkit.engine.machine import Machine
 from toolkit.errors import EngineError
 from toolkit.estimate import (
@@ -24,6 +25,7 @@ from toolkit.estimate import (
     on_cards,
     published,
     shape_of,
+    terms,
 )
 from toolkit.estimate.advice import changed
 from toolkit.estimate.shape import PUBLISHED
@@ -59,8 +61,6 @@ def test_a_folder_is_read_by_its_configuration(tmp_path: Path) -> None:
 
 
 def test_the_weights_are_those_of_the_built_model() -> None:
-    from models import tiny_llama
-
     model = tiny_llama()
     shape = from_config(model.config.to_dict(), origin="")
     matrices = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
@@ -178,9 +178,10 @@ def test_activations_grow_with_tokens_and_checkpointing_keeps_one_layer() -> Non
 
 def test_logits_are_tokens_times_vocabulary() -> None:
     found = estimate(recipe(), SHAPE, CPU)
-    assert term(found, "logits") == 8 * 20 * 1000 * 16  # below one chunk of the head
-    long = estimate(recipe(max_completion_length=100, prompts_per_step=8), SHAPE, CPU)
-    assert term(long, "logits") == (4 * 3200 + 12 * 1024) * 1000
+    assert term(found, "logits") == (2 * 160 + 8 * 128) * 1000
+    short = estimate(recipe(max_completion_length=10), SHAPE, CPU)
+    assert term(short, "logits") == 10 * 80 * 1000  # below one block of the head
+    assert term(estimate(recipe(beta=0.1), SHAPE, CPU), "logits") == 16 * 160 * 1000
 
 
 def test_sliding_windows_and_kl_take_trls_own_way() -> None:
@@ -191,13 +192,74 @@ def test_sliding_windows_and_kl_take_trls_own_way() -> None:
     assert term(slides, "activations") > term(estimate(recipe(), SHAPE, CPU), "activations")
 
 
+def kept_bytes(run: Callable[[Any], Any], *, fused: bool) -> int:
+    """What autograd keeps in one layer, but for weights and the adapters' 16-bit copies."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from toolkit.engine.lean_layers import fuse_adapters
+
+    def total(layers: int) -> int:
+        sizes = {"hidden_size": 256, "intermediate_size": 640, "head_dim": 64, "num_hidden_layers": layers}
+        model = get_peft_model(tiny_llama(**sizes).bfloat16(), LoraConfig(r=4, target_modules=list(SHAPE.projections)))
+        if fused:
+            fuse_adapters(model)
+        own = {weight.data_ptr() for weight in [*model.parameters(), *model.buffers()]}
+        kept: dict[int, Any] = {}
+
+        def keep(tensor: Any) -> Any:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            run(model)
+        copies = 2 * sum(weight.numel() for name, weight in model.named_parameters() if "lora" in name) if fused else 0
+        return sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in own) - copies
+
+    return total(2) - total(1)
+
+
+WIDER = Shape(259, 256, 640, 1, 4, 2, 64)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_layer_keeps_what_is_counted(*, fused: bool) -> None:
+    torch = pytest.importorskip("torch")
+    ids = torch.randint(0, 250, (4, 60))
+    found = kept_bytes(lambda model: model(input_ids=ids, use_cache=False), fused=fused)
+    assert found / ids.numel() == pytest.approx(layer_bytes(WIDER, 2, fused_rank=4 if fused else None), rel=0.06)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_a_packed_layer_keeps_what_is_counted(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from toolkit.engine import lean_packed
+    from toolkit.engine.lean import log_probabilities
+
+    for module in (lean_packed, terms):
+        monkeypatch.setattr(module, "FEW_PRODUCTS", few)
+    ids = torch.cat([torch.ones(4, 10, dtype=torch.long), torch.randint(2, 250, (4, 100))], dim=1)
+    packed = lean_packed.pack(ids, torch.ones_like(ids), 100)
+    found = kept_bytes(lambda model: log_probabilities(model.get_base_model(), packed, (4, 100), 1.0), fused=True)
+    counted = recipe(prompts_per_step=1, max_completion_length=100, gradient_checkpointing=False)
+    assert found == pytest.approx(term(estimate(counted, WIDER, CPU), "activations"), rel=0.02)
+
+
+def test_adapters_beside_4_bits_or_with_dropout_are_pefts() -> None:
+    fused = term(estimate(recipe(beta=0.1), SHAPE, CPU), "activations")
+    for key, value in (("load_in_4bit", True), ("lora", {"r": 4, "lora_dropout": 0.1})):
+        other = small_recipe("org/model", model={"load_in_4bit": False, "lora": {"r": 4}} | {key: value}, warmup=None,
+                             grpo=recipe(beta=0.1).grpo.model_dump())  # fmt: skip
+        assert term(estimate(other, SHAPE, CPU), "activations") > fused
+
+
 def test_a_warm_up_has_its_own_phase_and_the_largest_counts() -> None:
     plain = recipe(gradient_checkpointing=False)
     warmed = plain.model_copy(update={"warmup": Warmup(batch_size=64)})
     found = estimate(warmed, SHAPE, CPU)
-    assert found.of("warm-up") * GIB == 64 * 30 * 2 * layer_bytes(SHAPE, 2) and found.of("warm-up") > found.of(
-        "backward"
-    )
+    assert found.of("warm-up") * GIB == 64 * 30 * 2 * layer_bytes(SHAPE, 2, fused_rank=4) and found.of(
+        "warm-up"
+    ) > found.of("backward")
     assert found.gib == found.of("always") + found.of("warm-up") > estimate(plain, SHAPE, CPU).gib
 
 

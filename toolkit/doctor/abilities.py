@@ -15,6 +15,7 @@ from toolkit.engine.source import is_hub_name
 from toolkit.errors import ToolkitError
 from toolkit.estimate import Estimate, estimate, shape_of
 from toolkit.preflight import dataset_of
+from toolkit.preflight.installed import has_vllm
 from toolkit.recipe import list_recipes, load_recipe
 from toolkit.versions import installed
 
@@ -54,8 +55,8 @@ def _missing(recipe: Recipe, hardware: Hardware) -> Iterator[str]:
     if absent_package := _absent_package(recipe.model.source):
         yield f"its model is in the package {absent_package}, which is not installed (make setup)"
     gpu = hardware.usable_gpu
-    if recipe.model.fast_inference is True and gpu is None:
-        yield "made for an NVIDIA GPU (model.fast_inference)"
+    if recipe.model.fast_inference is True and gpu is None and not has_vllm():
+        yield "made for an NVIDIA GPU (model.fast_inference), and there is no vLLM for the processor"
     need = memory_estimate(recipe, hardware)
     if need is not None and need.verdict == "too large":
         yield f"needs about {need.gib:.1f} GiB of memory, there are {need.machine.memory_gib:.1f}"
@@ -88,12 +89,12 @@ def _cached(kind: str, name: str) -> bool:
 
 
 def memory_estimate(recipe: Recipe, hardware: Hardware) -> Estimate | None:
-    """Of a training without vLLM, which takes what it is given; None where the model's configuration is not here."""
+    """Without a GPU's vLLM, which takes what it is given; None where the model's configuration is not here."""
     gpu = hardware.usable_gpu
     machine = (
         Machine("cuda", True, gpu.name, hardware.threads, gpu.memory_gib)
         if gpu
-        else Machine("cpu", hardware.bf16, "processor", hardware.threads, hardware.memory_gib)
+        else Machine("cpu", hardware.bf16, "processor", hardware.threads, hardware.memory_gib, has_vllm())
     )
     try:
         return estimate(recipe, shape_of(recipe.model), machine)

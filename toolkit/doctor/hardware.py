@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.preflight import Finding, Status
+from toolkit.preflight.installed import vllm_finding
 from toolkit.rundir import cache_folder
 from toolkit.versions import build
 
@@ -115,6 +116,8 @@ def findings(hardware: Hardware) -> Iterator[Finding]:
     yield Finding("machine", "processor", f"{hardware.threads} threads, {platform.machine()}, {platform.system()}")
     native = "native" if hardware.bf16 else "emulated: weights in float32 take twice the memory"
     yield Finding("machine", "bfloat16 on the processor", native)
+    if hardware.usable_gpu is None:
+        yield vllm_finding()
     enough = hardware.memory_gib >= LEAST_MEMORY_GIB
     free = f", {hardware.free_gib} free" if hardware.free_gib is not None else ""
     hint = None if enough else f"the smallest recipes take {LEAST_MEMORY_GIB:g} GiB"
@@ -125,7 +128,7 @@ def findings(hardware: Hardware) -> Iterator[Finding]:
 
 def _accelerators(hardware: Hardware) -> Iterator[Finding]:
     if not hardware.gpus:
-        hint = "recipes with fast_inference need an NVIDIA GPU; the small ones run on the processor"
+        hint = "the small recipes run on the processor"
         yield Finding("machine", "accelerators", "none found (nvidia-smi)", "ok", hint)
     for gpu in hardware.gpus:
         yield Finding("machine", gpu.name, f"{gpu.memory_gib} GiB, driver {gpu.driver}", *_usable(hardware))

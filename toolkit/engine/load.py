@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.arguments import adapter_arguments, load_arguments
-from toolkit.engine.machine import Machine, Setting, resolve, this_machine
+from toolkit.engine.machine import Machine, Setting, resolve, return_large_blocks, this_machine
 from toolkit.engine.source import checkpoint_of, training_source
 from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, refusals
 from toolkit.engine.vllm_beside import Beside
@@ -97,6 +97,7 @@ def load_policy(recipe: Recipe) -> Policy:
     machine = this_machine()
     setting = resolve(recipe, machine)
     if machine.device == "cpu":
+        return_large_blocks()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", machine.threads)))
     torch.manual_seed(recipe.seed)
     arguments = load_arguments(recipe, setting, _source(recipe, setting))

