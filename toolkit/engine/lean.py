@@ -52,7 +52,9 @@ def lean_trainer(base: Any) -> Any:
             self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
         ) -> tuple[Any, Any, None]:
             groups = packed_groups(input_ids, attention_mask, logits_to_keep)
-            language_model = self.accelerator.unwrap_model(model).get_base_model()
+            language_model = self.accelerator.unwrap_model(model)
+            if hasattr(language_model, "get_base_model"):  # without an adapter it is the base itself
+                language_model = language_model.get_base_model()
             return *log_probabilities(language_model, groups, input_ids, logits_to_keep, self.temperature), None
 
     return LeanGRPOTrainer
