@@ -214,8 +214,9 @@ def _ignored_lora(lora: Any) -> Problem | None:
         value = _field(lora, name)
         if value is None or (tuple(value) if isinstance(value, list) else value) == default:
             continue
-        message = "full fine-tuning: there is no adapter that this could be of"
-        hint = f"leave the key out ({name}: {default} where a recipe below has it), or full_finetuning: false"
+        shown = list(default) if isinstance(default, tuple) else str(default).lower()
+        message = f"full fine-tuning: model.lora.{name} would be ignored, as there is no adapter"
+        hint = f"leave it out (where a recipe that is extended has it: {name}: {shown}, the default), or full_finetuning: false"
         return Problem((f"model.lora.{name}", "model.full_finetuning"), message, hint)
     return None
 

@@ -117,8 +117,8 @@ class Model(Section):
     load_in_8bit: bool = False
     """Load the base in 8 bits (LLM.int8(), arXiv 2208.07339) instead; on a GPU only, and without fast_inference."""
     full_finetuning: bool = False
-    """Train all weights instead of an adapter: 16 bytes of memory for each, and a `grpo.learning_rate` near 1e-6. Needs
-    load_in_4bit false, and keys that need an adapter or the base beside it left out; the run holds `model/`, no `adapter/`."""
+    """Train all weights, held in float32, instead of an adapter: 16 bytes of memory each, and learning rates a tenth or less of an
+    adapter's. Refused with 4 or 8 bits, `model.lora`, `grpo.beta`, the base as judge; without vLLM on a GPU (docs/gpu.md)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the arithmetic and of weights that are not 4-bit; `auto` takes what the machine is good at."""
     fast_inference: Literal["auto"] | bool = "auto"
