@@ -14,7 +14,6 @@ export RECIPE RUN PYTHON EXTRA TORCH_INDEX VLLM SKIP_CHECKS
 ifdef WHEELS
 export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(abspath $(WHEELS))
-TORCH_INDEX := $(abspath $(WHEELS))
 endif
 export RUN_OR_RECIPE = $(or $(RUN),$(RECIPE))
 
@@ -52,7 +51,7 @@ export-gguf: setup ## write the GGUF files, and verify them (RUN, else the newes
 verify: setup ## prove that the exported files answer as the trained model (RUN, else the newest export)
 	@$(TOOLKIT) verify $(RUN_WORD) $(ARGS)
 
-chat: setup ## talk to an exported model (RUN, else the newest export; ARGS='--question "…"' asks once)
+chat: setup ## talk to an exported model, through `make serve` where that runs (RUN, else the newest export; ARGS='--question "…"')
 	@$(TOOLKIT) chat $(RUN_WORD) $(ARGS)
 
 push: setup ## upload a verified export to the Hugging Face Hub (RUN, else the newest export; ARGS='--repo ORG/NAME')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class ByHeart:
         self.rows = recipe.task.rows("heldout")
         self.stop_token_ids = (0,)
         self.model = None
+        self.setting = SimpleNamespace(generator="transformers")
 
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
         return [next(at for at, row in enumerate(self.rows) if row.question in messages[-1]["content"])]

@@ -13,11 +13,23 @@ import pytest
 from models import SIZES, SMOLLM2, small_recipe
 from toolkit.engine.machine import Machine
 from toolkit.errors import EngineError
-from toolkit.estimate import CARDS, Estimate, Shape, changes, estimate, from_config, on_cards, published, shape_of
+from toolkit.estimate import (
+    CARDS,
+    Estimate,
+    Shape,
+    changes,
+    estimate,
+    from_config,
+    layer_bytes,
+    on_cards,
+    published,
+    shape_of,
+)
 from toolkit.estimate.advice import changed
 from toolkit.estimate.shape import PUBLISHED
 from toolkit.estimate.terms import GIB, LIBRARIES_GIB, NF4_BYTES
 from toolkit.recipe import Recipe, load_recipe
+from toolkit.recipe.schema import Warmup
 
 CPU = Machine("cpu", True, "a CPU", 2, 16.0)
 GPU = Machine("cuda", True, "a GPU", 8, 24.0)
@@ -29,7 +41,7 @@ def recipe(**grpo: Any) -> Recipe:
     """8 completions of 20 tokens to 2 prompts of 10, rank 4 on all projections, 16 bits."""
     lengths = {"max_prompt_length": 10, "max_completion_length": 20, "prompts_per_step": 2, "num_generations": 4}
     model = {"load_in_4bit": False, "dtype": "auto", "fast_inference": False, "lora": {"r": 4}}
-    return small_recipe("org/model", model=model, grpo=lengths | {"optim": "adamw_torch"} | grpo)
+    return small_recipe("org/model", model=model, warmup=None, grpo=lengths | {"optim": "adamw_torch"} | grpo)
 
 
 def term(found: Estimate, name: str) -> float:
@@ -177,6 +189,16 @@ def test_sliding_windows_and_kl_take_trls_own_way() -> None:
     )
     slides = estimate(recipe(), replace(SHAPE, window=8), CPU)
     assert term(slides, "activations") > term(estimate(recipe(), SHAPE, CPU), "activations")
+
+
+def test_a_warm_up_has_its_own_phase_and_the_largest_counts() -> None:
+    plain = recipe(gradient_checkpointing=False)
+    warmed = plain.model_copy(update={"warmup": Warmup(batch_size=64)})
+    found = estimate(warmed, SHAPE, CPU)
+    assert found.of("warm-up") * GIB == 64 * 30 * 2 * layer_bytes(SHAPE, 2) and found.of("warm-up") > found.of(
+        "backward"
+    )
+    assert found.gib == found.of("always") + found.of("warm-up") > estimate(plain, SHAPE, CPU).gib
 
 
 def test_the_cache_holds_keys_and_values_of_all_completions() -> None:

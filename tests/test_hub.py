@@ -126,6 +126,25 @@ def test_the_notice_that_a_licence_wants_lies_beside_the_model(hub: Hub, export:
     assert hub.repos[REPO].files["NOTICE"] == notice
 
 
+@pytest.mark.parametrize("source", [None, "org/base", "unsloth/gemma-3-1b-it"])
+def test_a_licence_text_that_the_base_did_not_bring_is_missed_here_and_in_the_card(
+    source: str | None, hub: Hub, export: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Apache-2.0 by the header of the default's base, MIT by the base's page, Gemma by its name."""
+    hub.repos["org/base"] = Repo(card={"license": "mit"})
+    records = {name: json.loads((export / name).read_text()) for name in ("recipe.json", "manifest.json")}
+    if source:
+        records["recipe.json"]["model"]["source"] = source
+    (export / "merged/LICENSE").unlink()
+    del records["manifest.json"]["merged"]["sha256"]["LICENSE"]
+    for name, record in records.items():
+        (export / name).write_text(json.dumps(record))
+    certify(export)
+    push_export(export)
+    assert "wants its text beside the model" in " ".join(capsys.readouterr().err.split())
+    assert "The licence's text is not in this repository" in hub.repos[REPO].files["README.md"].decode()
+
+
 def test_a_name_that_the_licence_forbids_is_refused(hub: Hub, export: Path) -> None:
     recipe = json.loads((export / "recipe.json").read_text())
     recipe["model"]["source"] = "unsloth/Llama-3.2-1B-Instruct"

@@ -63,5 +63,5 @@ def test_a_whole_training_ends_where_trls_ends(
 def test_it_is_left_out_where_it_would_not_be_exact(unsloth_process: Ask, tiny_checkpoint: Path) -> None:
     assert exact_for(tiny_llama()) and not exact_for(tiny_gemma())
     with_penalty = small_recipe(str(tiny_checkpoint), grpo={"beta": 0.1})
-    assert unsloth_process(unsloth_side.built, with_penalty)["class"] == "GRPOTrainer"
+    assert unsloth_process(unsloth_side.built, with_penalty)["class"] == "ComparingGRPOTrainer"
     assert unsloth_process(unsloth_side.built, small_recipe(str(tiny_checkpoint)))["class"] == "LeanGRPOTrainer"

@@ -201,7 +201,8 @@ def test_what_must_come_from_the_hub_is_named(monkeypatch: pytest.MonkeyPatch, t
 
 def test_four_bits_take_less_than_sixteen() -> None:
     four, sixteen = (
-        memory_estimate(load_recipe("gemma3-gsm8k", [f"model.load_in_4bit={word}"]).recipe, BIG) for word in ("true", "false")
+        memory_estimate(load_recipe("gemma3-gsm8k", [f"model.load_in_4bit={word}"]).recipe, BIG)
+        for word in ("true", "false")
     )
     assert four and sixteen and four.gib < sixteen.gib
 

@@ -170,6 +170,23 @@ def test_a_second_question_does_not_break_off_the_first_answer(server: Serving) 
     assert len(ends) == 2 and all(ends)
 
 
+def test_what_is_served_can_be_asked_while_an_answer_is_written(server: Serving) -> None:
+    """Else `toolkit chat` would find no server there, and Open WebUI no model."""
+    body = {"messages": messages("Tell a long story.", ""), "stream": True, "max_tokens": 200, "temperature": 0}
+    request = urllib.request.Request(
+        server.url + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    ended = threading.Event()
+    with urllib.request.urlopen(request, timeout=180) as answer:
+        answer.readline()
+        rest = threading.Thread(target=lambda: (answer.read(), ended.set()))
+        rest.start()
+        listed = [model["id"] for model in server.ask("/models")["data"]]
+        early = not ended.is_set()
+        rest.join()
+    assert listed == [NAME] and early
+
+
 def test_ctrl_c_stops_the_server_and_is_no_error(export: Path) -> None:
     with serving(export) as started:
         os.kill(started.process.pid, signal.SIGINT)

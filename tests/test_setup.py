@@ -337,5 +337,12 @@ def test_without_recipe_there_is_no_empty_argument() -> None:
     assert make("train", "RECIPE=", "TOOLKIT=printf '<%s>'", "-o", "setup") == "<train><--to><verify>"
 
 
+def test_a_folder_of_wheels_serves_either_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set for GPUs refuses a TORCH_INDEX; pip itself takes torch from the folder."""
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    shown = r"""TOOLKIT=printf '<%s>' "$$PIP_NO_INDEX" "$$PIP_FIND_LINKS" "$$TORCH_INDEX" #"""
+    assert make("train", "WHEELS=wheels", shown, "-o", "setup") == f"<1><{ROOT / 'wheels'}><>"
+
+
 def test_check_of_a_recipe_is_the_command_line_and_not_the_code_checks() -> None:
     assert make("check", "RECIPE=a b", "TOOLKIT=printf '<%s>'", "-o", "setup") == "<check><a b>"

@@ -21,6 +21,7 @@ import vllm_side
 from models import byte_tokenizer, small_recipe, tiny_llama
 from run_files import lines
 from toolkit.engine.completions import Completion, Sampling
+from toolkit.engine.vllm_engine import Room
 from toolkit.recipe import Recipe
 from toolkit.rundir import RunDir, read_json
 
@@ -53,9 +54,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe_of(checkpoint: Path, **model: Any) -> Recipe:
+def recipe_of(checkpoint: Path, steps: int = 2, **model: Any) -> Recipe:
     model = {"fast_inference": True, "max_seq_length": 256} | model
-    return small_recipe(str(checkpoint), model=model, eval={"batch_size": 8})
+    return small_recipe(str(checkpoint), model=model, eval={"batch_size": 8}, grpo={"max_steps": steps})
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +93,14 @@ def test_adapters_by_name_and_the_bare_base(vllm: Call, tiny: Recipe) -> None:
 
 def test_a_4_bit_base_is_sampled_with_the_weights_that_are_trained_on(vllm: Call, checkpoint: Path) -> None:
     found = vllm(vllm_side.followed, recipe_of(checkpoint, load_in_4bit=True), 2)
+    assert max(each["gap"] for each in found) < EXACT
+    assert len({str(each["texts"]) for each in found}) == 4
+
+
+def test_a_long_training_is_worth_compiling_and_the_compiled_model_follows(vllm: Call, checkpoint: Path) -> None:
+    long = recipe_of(checkpoint, steps=20_000)
+    assert Room.of(long).compiled and not Room.of(recipe_of(checkpoint)).compiled
+    found = vllm(vllm_side.followed, long, 2)
     assert max(each["gap"] for each in found) < EXACT
     assert len({str(each["texts"]) for each in found}) == 4
 

@@ -184,7 +184,7 @@ def trained_weights(recipe: Recipe, *, lean: bool) -> tuple[dict[str, Any], list
     recorder = RewardRecorder(PAID["spread"], {row.id: row for row in rows})
     with nullcontext() if lean else trls_own_trainer():
         trainer = build_grpo_trainer(policy, recipe, rows, recorder, Path("trained"), [])
-    assert type(trainer).__name__ == ("LeanGRPOTrainer" if lean else "GRPOTrainer")
+    assert type(trainer).__name__ == ("LeanGRPOTrainer" if lean else "ComparingGRPOTrainer")
     before = _adapter(policy.model)
     trainer.train()
     moved = {name: weight - before[name] for name, weight in _adapter(policy.model).items()}

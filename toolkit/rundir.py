@@ -15,8 +15,9 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ SCHEMA = 1
 
 RUNS = Path("runs")
 EXPORTS = Path("exports")
-_STAMPED = re.compile(r"(.+)-\d{8}-\d{6}(-\d+)?")
+_STAMPED = re.compile(r"(.+)-(\d{8})-\d{6}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,14 @@ def recipe_of(folder: Path) -> str:
     """The recipe's name in the name of a run or an export; empty where `new_run` did not name it."""
     found = _STAMPED.fullmatch(folder.name)
     return found[1] if found else ""
+
+
+def day_of(run: str) -> date | None:
+    """The day on which a run of this name began; None where `new_run` did not name it."""
+    found = _STAMPED.fullmatch(run)
+    with suppress(ValueError):  # eight digits that are no date
+        return datetime.strptime(found[2], "%Y%m%d").date() if found else None
+    return None
 
 
 def newest_run(runs: Path = RUNS, *, recipe: str | None = None) -> Path | None:

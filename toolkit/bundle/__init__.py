@@ -7,10 +7,7 @@ weights; what it claims of prompts is compared text by text (`speech`). Two bund
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +25,7 @@ from toolkit.bundle.readme import (
 )
 from toolkit.bundle.settings import Settings
 from toolkit.bundle.speech import Speech, has_system_role, ollama_template, speech_of
-from toolkit.rundir import ExportDir, replacing, sha256_of
+from toolkit.rundir import ExportDir, day_of, replacing, sha256_of
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -57,7 +54,7 @@ def write_bundle(export: ExportDir, recipe: Recipe, *, run: str, files: Sequence
     texts: dict[str, str] = {SYSTEM_FILE: settings.system + "\n"} if settings.system else {}
     ollama = None
     if files:  # one model, one tokenizer: what holds of one file holds of all
-        speech = speech_of(folder / files[0], export.merged, day=_day(run))
+        speech = speech_of(folder / files[0], export.merged, day=day_of(run))
         ollama = _modelfile(speech, settings)
         texts |= {beside(name, MODELFILE): ollama.text(beside(name, ".gguf"), notes=_parts(name)) for name in files}
         texts |= {beside(name, OPEN_WEBUI): _json([open_webui_model(name, speech, settings)]) for name in files}
@@ -106,14 +103,6 @@ def _modelfile(speech: Speech, settings: Settings) -> Modelfile:
 
 def _parts(gguf: str) -> list[str]:
     return [f"Ollama takes no file in parts. First: {join_parts(gguf)}"] if in_parts(gguf) else []
-
-
-def _day(run: str) -> date:
-    """The day on which the run began, which its name ends with; today where somebody has named it otherwise."""
-    found = re.search(r"-(\d{8})-\d{6}(-\d+)?$", run)
-    with suppress(ValueError):
-        return datetime.strptime(found[1], "%Y%m%d").date() if found else date.today()
-    return date.today()
 
 
 def _json(value: Any) -> str:

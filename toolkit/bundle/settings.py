@@ -37,14 +37,20 @@ class Settings:
             context=recipe.model.max_seq_length,
         )
 
-    def ollama(self) -> dict[str, float]:
-        """PARAMETERs of a Modelfile. llama.cpp penalises the last 64 tokens only; training penalised all."""
+    def _sampling(self) -> dict[str, float]:
+        """By llama.cpp's names, which the programs around it took over."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "min_p": self.min_p,
             "repeat_penalty": self.repetition_penalty,
+        }
+
+    def ollama(self) -> dict[str, float]:
+        """PARAMETERs of a Modelfile. llama.cpp penalises the last 64 tokens only; training penalised all."""
+        return {
+            **self._sampling(),
             **({} if self.repetition_penalty == 1 else {"repeat_last_n": -1}),
             "num_predict": self.max_tokens,
             "num_ctx": self.context,
@@ -52,14 +58,7 @@ class Settings:
 
     def openai(self) -> dict[str, float]:
         """What a request in OpenAI's protocol says, with llama.cpp's additions to it."""
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repeat_penalty": self.repetition_penalty,
-            "max_tokens": self.max_tokens,
-        }
+        return {**self._sampling(), "max_tokens": self.max_tokens}
 
     def open_webui(self, stops: Sequence[str]) -> dict[str, Any]:
         """`params` of a model in Open WebUI, which hands them on to an OpenAI-compatible server.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toolkit.cli.lookup import export_folder, run_folder
 from toolkit.cli.parsing import EXPORT_HELP, RUN_HELP, Parser, Verb, count
-from toolkit.cli.pipeline import run_stages
+from toolkit.cli.pipeline import note_folder, run_stages
 from toolkit.errors import ToolkitError, VerifyFailed
 
 STAGES = ("export", "verify")
@@ -34,9 +34,7 @@ def _export(arguments: argparse.Namespace) -> int:
         return run_stages(words, to=arguments.to, stages=STAGES)
     # With gguf the merged folder stays where the recipe wants it: verification compares with it.
     merged = wanted.merged or arguments.format in ("merged", "all")
-    record = export_run(run, merged=merged, quants=quants)
-    if arguments.note_folder:
-        Path(arguments.note_folder).write_text(str(record.folder), encoding="utf-8")
+    note_folder(arguments.note_folder, export_run(run, merged=merged, quants=quants).folder)
     return 0
 
 

@@ -46,6 +46,12 @@ def _hidden_words(stage: str, *, to: str, note: Path) -> list[str]:
     return [*then, "--note-folder", str(note)] if stage in ("train", "export") else []
 
 
+def note_folder(file: str | None, folder: Path) -> None:
+    """Tell the pipeline, which waits in another process, which folder was made."""
+    if file:
+        Path(file).write_text(str(folder), encoding="utf-8")
+
+
 def _say_how_to_go_on(stage: str, code: int, inputs: Mapping[str, Sequence[str]], *, to: str) -> None:
     """After a trained run's later stage ended early. Training and push say it themselves; files that fail their proof stay so."""
     if stage in ("train", "push") or code == VerifyFailed.exit_code:

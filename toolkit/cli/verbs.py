@@ -17,7 +17,7 @@ from toolkit.cli.evaluation_verbs import ASK, EVAL
 from toolkit.cli.export_verbs import EXPORT, VERIFY
 from toolkit.cli.lookup import export_folder, resumable_run
 from toolkit.cli.parsing import EXPORT_HELP, FILE_HELP, Parser, Verb, count, load, recipe_words, with_recipe
-from toolkit.cli.pipeline import run_stages
+from toolkit.cli.pipeline import note_folder, run_stages
 from toolkit.cli.report_verbs import COMPARE, REPORT, RUNS
 from toolkit.errors import Stopped, ToolkitError, nearest
 from toolkit.rundir import RunDir
@@ -47,7 +47,7 @@ def _train(arguments: Arguments) -> int:
     from toolkit.train import train
 
     try:
-        _note(arguments, train(loaded, resume=resume, then=arguments.then or "train"))
+        note_folder(arguments.note_folder, train(loaded, resume=resume, then=arguments.then or "train"))
     except Stopped as stop:
         if arguments.then:
             stop.hint = f"{stop.hint} --to {arguments.then}"
@@ -72,12 +72,6 @@ def _resumed_recipe(run: Path) -> Loaded:
     from toolkit.recipe import load_resolved
 
     return load_resolved(run / "recipe.json")
-
-
-def _note(arguments: Arguments, folder: Path) -> None:
-    """Tell the pipeline, which waits in another process, which folder was made."""
-    if arguments.note_folder:
-        Path(arguments.note_folder).write_text(str(folder), encoding="utf-8")
 
 
 def _chat_arguments(parser: Parser) -> None:

@@ -226,7 +226,10 @@ def invert(probabilities: torch.Tensor, uniform: torch.Tensor, block: int = 256)
     import torch
 
     rows, size = probabilities.shape
-    blocks = torch.nn.functional.pad(probabilities, (0, -size % block)).view(rows, -1, block)
+    padded = (
+        torch.nn.functional.pad(probabilities, (0, -size % block)) if size % block else probabilities
+    )  # a pad of 0 copies
+    blocks = padded.view(rows, -1, block)
     mass = blocks.sum(dim=-1).cumsum(dim=-1)
     target = uniform * mass[:, -1:]
     chosen = torch.searchsorted(mass, target, right=True).clamp(max=mass.shape[1] - 1)

@@ -37,8 +37,8 @@ def install(worker: Any, dice: Dice) -> None:
 
 def _sampler_kind() -> Any:
     import torch
-    from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # type: ignore[import-not-found]
+    from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
 
     class RowSampler(Sampler):
         """vLLM's sampler up to the penalties; from there on `generate`'s."""
@@ -75,7 +75,8 @@ def draw_rows(logits: Any, temperatures: Any, sampling: Sampling, uniform: Any) 
         return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     greedy = temperatures == 0
     likeliest = logits.argmax(dim=-1) if greedy.any() else None
-    probabilities = torch.softmax(truncate(logits / sampling.temperature, sampling), dim=-1)
+    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+    probabilities = torch.softmax(truncate(scaled, sampling), dim=-1)
     tokens = invert(probabilities, uniform)
     if likeliest is not None:
         tokens = tokens.where(~greedy, likeliest)

@@ -44,6 +44,8 @@ def changes(recipe: Recipe, shape: Shape, before: Estimate) -> list[Change]:
     found: list[Change] = []
     together, peak = recipe, before.gib
     for key, values in _candidates(recipe, before):
+        if not values:
+            continue
         value, both = _mildest(together, shape, before, key, values)
         if both.gib > peak - WORTH_GIB:
             continue
@@ -56,18 +58,14 @@ def changes(recipe: Recipe, shape: Shape, before: Estimate) -> list[Change]:
 
 
 def _mildest(recipe: Recipe, shape: Shape, before: Estimate, key: str, values: Sequence[Any]) -> tuple[Any, Estimate]:
-    """The first of the values with which it fits, else the last of them; and the estimate with it."""
-    tried = ((value, estimate(changed(recipe, key, value), shape, before.machine)) for value in values)
-    last = next(tried)
-    for value, found in tried:
-        if last[1].verdict == "fits":
-            break
-        last = value, found
-    return last
+    """The first of the values with which it fits, else the first that saves as much as any; and the estimate with it."""
+    tried = [(value, estimate(changed(recipe, key, value), shape, before.machine)) for value in values]
+    least = min(found.gib for _, found in tried)
+    return next((value, found) for value, found in tried if found.verdict == "fits" or found.gib <= least + WORTH_GIB)
 
 
 def changed(recipe: Recipe, key: str, value: Any) -> Recipe:
-    """The recipe with one key of `model` or `grpo` set."""
+    """The recipe with one key of `model`, `warmup` or `grpo` set."""
     section, _, name = key.partition(".")
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={name: value})})
 
@@ -79,6 +77,8 @@ def _candidates(recipe: Recipe, before: Estimate) -> Iterator[tuple[str, Sequenc
         yield "grpo.per_device_train_batch_size", rows
     if not grpo.gradient_checkpointing:
         yield "grpo.gradient_checkpointing", [True]
+    if recipe.warmup and before.of("warm-up") > before.of("backward"):
+        yield "warmup.batch_size", [size for size in (4, 2, 1) if size < recipe.warmup.batch_size]
     if before.machine.device == "cuda" and "8bit" not in grpo.optim:
         yield "grpo.optim", ["adamw_8bit"]
     if before.setting.generator == "unsloth":

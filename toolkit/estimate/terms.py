@@ -1,7 +1,7 @@
 """How much memory a training takes, term by term: arithmetic on a shape, a recipe and a machine. It loads and measures nothing.
 
-What is held all the time: libraries, weights, adapter, gradients, optimiser. On top of it comes the larger of two phases that
-take turns in every step: drawing completions, and the backward pass over them. Sources of the formulas: docs/preflight.md. The
+What is held all the time: libraries, weights, adapter, gradients, optimiser. On top of it comes the largest of what takes turns:
+the warm-up, then in every step drawing completions, and the backward pass over them. Sources of the formulas: docs/preflight.md. The
 coefficients of the CPU path are checked against measured peaks (tests/test_memory_estimate.py); those of GPUs are read in the
 libraries' source.
 """
@@ -36,7 +36,7 @@ DRAW_LOGITS_BYTES = 24
 VLLM_LIBRARIES_GIB = 0.8
 """vLLM imported beside Unsloth, its engine built."""
 
-Phase = Literal["always", "generation", "backward"]
+Phase = Literal["always", "warm-up", "generation", "backward"]
 GENERATION_ROWS = 128
 """Completions that are drawn together at most (`Draws.batch_rows`)."""
 
@@ -61,8 +61,8 @@ class Estimate:
 
     @property
     def gib(self) -> float:
-        """The peak: what is always held, and the larger of the two phases."""
-        return self.of("always") + max(self.of("generation"), self.of("backward"))
+        """The peak: what is always held, and the largest of the phases."""
+        return self.of("always") + max(self.of("warm-up"), self.of("generation"), self.of("backward"))
 
     @property
     def low(self) -> float:
@@ -98,7 +98,7 @@ def estimate(recipe: Recipe, shape: Shape, machine: Machine, setting: Setting | 
     """The memory of training this recipe on this machine, its completions as long as they may be."""
     setting = setting or resolve(recipe, machine)
     counts = _Counts(recipe, shape, setting)
-    terms = [*_held(counts, machine), *_generation(counts, machine), *_backward(counts)]
+    terms = [*_held(counts, machine), *_warmup(counts), *_generation(counts, machine), *_backward(counts)]
     return Estimate(machine, setting, tuple(term for term in terms if term.gib > 0))
 
 
@@ -220,7 +220,7 @@ def _generation(counts: _Counts, machine: Machine) -> list[Term]:
         return [
             _term("vLLM's weights", shape.weights * wide, how),
             _term("vLLM's KV cache", *_cache(counts, rows)),
-            Term("vLLM's libraries", VLLM_LIBRARIES_GIB, "measured"),
+            Term("vLLM's libraries", VLLM_LIBRARIES_GIB, "estimated"),
         ]
     rows = min(grpo.completions_per_step, GENERATION_ROWS)
     terms = [
@@ -258,23 +258,32 @@ def _adapted(counts: _Counts) -> int:
     )
 
 
+def _warmup(counts: _Counts) -> list[Term]:
+    """The supervised pass. Its logits are computed in pieces (Unsloth's cross-entropy), and do not count."""
+    if counts.recipe.warmup is None:
+        return []
+    tokens = counts.recipe.warmup.batch_size * sum(counts.lengths)
+    return [_activations(counts, tokens, layer_bytes(counts.shape, counts.wide), "warm-up")]
+
+
 def _backward(counts: _Counts) -> list[Term]:
-    shape, tokens, layers = counts.shape, counts.tokens, counts.shape.layers
-    each = layer_bytes(shape, counts.wide)
+    each = layer_bytes(counts.shape, counts.wide)
     prompt, completion = counts.lengths
     if counts.is_lean:  # each layer keeps the mask of its groups, [tokens, tokens] each
         group = min(counts.rows, counts.recipe.grpo.num_generations)
         each += (prompt + group * completion) * counts.wide
+    return [_activations(counts, counts.tokens, each, "backward"), _term("logits", *_logits(counts), "backward")]
+
+
+def _activations(counts: _Counts, tokens: int, each: int, phase: Phase) -> Term:
+    """`each`: bytes of one token in one layer."""
+    layers = counts.shape.layers
     if not counts.recipe.grpo.gradient_checkpointing:
-        kept, how = layers * each, f"{tokens} tokens, {layers} layers, {each} bytes each"
-    else:
-        # On a GPU Unsloth moves what is kept between the layers into the machine's own memory.
-        between = 0 if counts.setting.device == "cuda" else layers * shape.hidden * counts.wide
-        kept, how = between + each, f"{tokens} tokens: one layer at a time, recomputed"
-    return [
-        _term("activations", tokens * kept, how, "backward"),
-        _term("logits", *_logits(counts), "backward"),
-    ]
+        how = f"{tokens} tokens, {layers} layers, {each} bytes each"
+        return _term("activations", tokens * layers * each, how, phase)
+    # On a GPU Unsloth moves what is kept between the layers into the machine's own memory.
+    between = 0 if counts.setting.device == "cuda" else layers * counts.shape.hidden * counts.wide
+    return _term("activations", tokens * (between + each), f"{tokens} tokens: one layer at a time, recomputed", phase)
 
 
 def layer_bytes(shape: Shape, wide: int) -> int:

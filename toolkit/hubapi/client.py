@@ -35,10 +35,8 @@ def client(*, progress: bool = False) -> HfApi:
         raise ToolkitError("there is no token for the Hub", hint="hf auth login, or set HF_TOKEN")
     if not progress:
         disable_progress_bars()
-    for handler in logging.getLogger(
-        "huggingface_hub"
-    ).handlers:  # a filter of the logger would not see its children's words
-        handler.addFilter(_without_secrets)
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_secrets)  # one of the logger itself would not see its children's words
     get_session().timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
     return HfApi()
 

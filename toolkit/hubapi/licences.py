@@ -1,6 +1,6 @@
 """What the base model's licence is, and what it asks of whoever passes on a model made from it. It is no lawyer.
 
-Gemma: its terms of use, section 3.1. Llama: its community licences, section 1.b. Apache-2.0: section 4.
+Gemma: its terms of use, section 3.1. Llama: its community licences, section 1.b. Apache-2.0: section 4. MIT: its second paragraph.
 """
 
 from __future__ import annotations
@@ -85,9 +85,14 @@ APACHE = Licence(
         "say prominently that the model was modified",
         "keep its notices, and the content of a file NOTICE where the base model has one",
     ),
+    wants_copy=True,
 )
 MIT = Licence(
-    "mit", "MIT License", "https://opensource.org/license/mit", ("keep the copyright notice and the licence's text",)
+    "mit",
+    "MIT License",
+    "https://opensource.org/license/mit",
+    ("keep the copyright notice and the licence's text",),
+    wants_copy=True,
 )
 LICENCES = {
     licence.id: licence

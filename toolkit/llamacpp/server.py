@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> None:
     llama: Any = server._llama_proxy(None)  # type: ignore[reportOptionalCall]
     llama.model_path = wanted["model"]["model_alias"]  # what answers call the model: no path of this machine
     _suit(llama)
+    _list_at_once(app, wanted["model"]["model_alias"])
     import uvicorn
 
     uvicorn.run(app, host=wanted["host"], port=wanted["port"], log_level="warning", timeout_graceful_shutdown=STOP_S)
@@ -70,6 +71,16 @@ def _set_defaults(defaults: Mapping[str, float]) -> None:
         for name, value in defaults.items():
             request.model_fields[name].default = value
         request.model_rebuild(force=True)
+
+
+def _list_at_once(app: Any, model_id: str) -> None:
+    """The list of models. The server's own waits for the answer that is being written, and clients find no model meanwhile."""
+    from fastapi.routing import APIRoute
+
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": model_id, "object": "model", "owned_by": "me", "permissions": []}]}
+
+    app.router.routes.insert(0, APIRoute("/v1/models", models, methods=["GET"]))
 
 
 def _forget_settings(names: list[str]) -> None:

@@ -42,7 +42,7 @@ def _show_memory(memory: dict[str, Any]) -> None:
     terms = [
         (term["phase"], term["term"], f"{term['gib']:.2f}", console.untrusted(term["how"])) for term in memory["terms"]
     ]
-    title = f"memory on this machine, GiB: always, and the larger of generation and backward = {memory['peak_gib']:.1f}"
+    title = f"memory on this machine, GiB: what is held always, and the largest of the rest = {memory['peak_gib']:.1f}"
     console.table(title, ("held", "what", "GiB", "how"), terms)
     if memory["change_first"]:
         less = [

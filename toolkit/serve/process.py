@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def _answers(url: str) -> bool:
     try:
         with _direct.open(url, timeout=5) as answer:
             return answer.status == 200
-    except OSError:  # urllib's errors among them: not there yet, or not ready
+    except (OSError, HTTPException):  # urllib's errors among them: not there yet, not ready, or no web server
         return False
 
 
@@ -179,5 +180,5 @@ def post_json(url: str, body: Any, *, token: str = "") -> Any:
     try:
         with _direct.open(request, timeout=60) as answer:
             return json.load(answer)
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise ToolkitError(f"no answer to be used: {error}", where=url) from error
