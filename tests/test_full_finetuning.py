@@ -13,10 +13,13 @@ import pytest
 import evaluation_side
 import full_side
 import unsloth_side
+from effects import CPU
 from models import byte_tokenizer, small_recipe, tiny_llama
 from run_files import drawn, lines, without_times
 from tiny import exported, need_llama_cpp, write_base, write_tokenizer
 from toolkit.errors import RecipeError
+from toolkit.estimate import shape_of
+from toolkit.estimate.terms import estimate
 from toolkit.recipe import load_recipe
 from toolkit.rundir import RunDir, is_whole
 from toolkit.train.record import last_checkpoint
@@ -59,6 +62,12 @@ def test_every_weight_is_trained_and_the_run_holds_a_model_and_no_adapter(run: R
     assert before.keys() == after.keys() == warm.keys()
     assert all((after[name] != warm[name]).any() and (warm[name] != before[name]).any() for name in before)
     assert run.adapter == run.whole and not (run.path / "adapter").exists() and not run.best.exists()
+
+
+def test_the_lean_trainers_gradients_of_all_weights_are_trls(unsloth_process: Any, tiny_checkpoint: Path) -> None:
+    """Of the embedding both parts: it is the output head, too."""
+    for case, found in unsloth_process(unsloth_side.loss_gradients, recipe_of(tiny_checkpoint)).items():
+        assert found["apart"] <= 1e-5 * max(1.0, found["size"]) and found["losses apart"] < 1e-5, (case, found)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(run: RunDir, unsloth_process: Any, tiny_checkpoint: Path) -> None:
@@ -172,6 +181,14 @@ def test_what_needs_an_adapter_or_the_base_is_a_fault_with_its_place(key: str, v
     with pytest.raises(RecipeError) as raised:
         load_recipe("smoke", [*KEYS, f"{key}={value}"])
     assert any(fault.key == key and "full fine-tuning" in fault.message and fault.hint for fault in raised.value.faults)
+
+
+def test_the_estimate_counts_gradients_and_moments_of_all_weights_and_no_adapter(tiny_checkpoint: Path) -> None:
+    recipe = recipe_of(tiny_checkpoint)
+    shape = shape_of(recipe.model)
+    terms = {term.name: term.gib * 2**30 / shape.weights for term in estimate(recipe, shape, CPU).terms}
+    assert (terms["weights"], terms["gradients"], terms["optimiser (adamw_torch_fused)"]) == pytest.approx((4, 4, 8))
+    assert not {"adapter", "a copy of adapted weights"} & set(terms)
 
 
 def test_the_base_cannot_judge_its_own_training() -> None:

@@ -113,7 +113,7 @@ class _Counts:
     @property
     def wide(self) -> int:
         """Bytes of a number that is not quantised."""
-        return 4 if self.setting.dtype == "float32" or self.whole else 2
+        return 4 if self.setting.dtype == "float32" else 2
 
     @property
     def whole(self) -> bool:
@@ -122,7 +122,7 @@ class _Counts:
 
     @property
     def in_4bit(self) -> bool:
-        return (self.recipe.model.load_in_4bit and not self.in_8bit) or self.shape.quantized
+        return not self.whole and ((self.recipe.model.load_in_4bit and not self.in_8bit) or self.shape.quantized)
 
     @property
     def in_8bit(self) -> bool:
@@ -181,7 +181,8 @@ def _weights(counts: _Counts) -> list[Term]:
         how = f"{shape.matrices / 1e6:.0f}M of 1 byte, {outside / 1e6:.0f}M of {wide} (LLM.int8())"
         return [_term("weights in 8 bits", shape.matrices + outside * wide, how)]
     if not counts.in_4bit:
-        return [_term("weights", shape.weights * wide, f"{shape.weights / 1e6:.0f}M, {wide} bytes each")]
+        stored = 4 if counts.whole else wide
+        return [_term("weights", shape.weights * stored, f"{shape.weights / 1e6:.0f}M, {stored} bytes each")]
     kept = _kept_wide(shape)
     packed = shape.matrices - kept
     terms = [
