@@ -233,7 +233,7 @@ def _compared(model: Any, lean: Any, own: Any, make: Callable[[], dict[str, Any]
         trainer.current_gradient_accumulation_steps = 2
         model.train()
         model.zero_grad()
-        with mock.patch("toolkit.engine.lean.HEAD_TOKENS", 8):  # several pieces even of a short batch
+        with mock.patch("toolkit.engine.lean.HEAD_ROWS", 8):  # several pieces even of a short batch
             loss = trainer._compute_loss(model, make())
         loss.backward()
         gradients = {name: w.grad for name, w in model.named_parameters() if w.requires_grad}

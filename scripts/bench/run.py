@@ -1,6 +1,6 @@
 """Measures rollouts and whole GRPO steps: a plain script by the book, the toolkit, the toolkit with vLLM.
 
-    python scripts/bench/run.py [--rounds 5] [--rows 8 32 64] [--json FILE] [--source MODEL]
+    python scripts/bench/run.py [--rounds 5] [--rows 8 32 64] [--source MODEL] [--keep]
 
 Each way is a process of its own that waits while another one works; they take turns in every round, so that what else the
 machine does meets all of them alike. Medians, and their ratios to the plain script, are what to read.
@@ -24,6 +24,7 @@ from typing import Any
 import workload
 
 HERE = Path(__file__).resolve().parent
+DOCS = HERE.parents[1] / "docs"
 Run = dict[str, float]
 
 
@@ -98,22 +99,28 @@ def summary(runs: dict[str, list[Run]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    """As a table in Markdown."""
-    print(f"\n{result['date']}, {result['machine']}, {result['rounds']} rounds\n")
-    print("| what | way | seconds | of which generation | tokens | tokens a second | times as fast |")
-    print("|---|---|---|---|---|---|---|")
+def table(result: dict[str, Any]) -> str:
+    """In Markdown."""
+    lines = [
+        f"{result['date']}, {result['machine']}, {result['rounds']} rounds, medians\n",
+        "| what | way | seconds | of which generation | tokens | tokens a second | times as fast |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for what, ways in result["measured"].items():
         for name, row in ways.items():
-            cells = (
-                row["seconds"],
-                row.get("generation_s", ""),
-                row["tokens"],
-                row["tokens_per_second"],
-                row["times_as_fast"],
-            )
-            print(f"| {what} | {name} | {' | '.join(map(str, cells))} |")
-    print(f"\npeak memory, GB: {result['peak_gb']}")
+            numbers = ("seconds", "generation_s", "tokens", "tokens_per_second", "times_as_fast")
+            lines.append(f"| {what} | {name} | {' | '.join(str(row.get(number, '')) for number in numbers)} |")
+    peaks = ", ".join(f"{name} {peak}" for name, peak in result["peak_gb"].items())
+    return "\n".join([*lines, f"\nPeak memory of the process, GB: {peaks}."])
+
+
+def keep(result: dict[str, Any]) -> None:
+    """In docs/benchmarks.json, and its table in docs/benchmarks.md, between the two marks."""
+    (DOCS / "benchmarks.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    page = DOCS / "benchmarks.md"
+    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- measured -->\n")
+    after = rest.partition("<!-- end -->\n")[2]
+    page.write_text(f"{before}{mark}\n{table(result)}\n\n<!-- end -->\n{after}", encoding="utf-8")
 
 
 def machine() -> str:
@@ -135,7 +142,7 @@ def main() -> None:
         "--ways", nargs="+", default=["plain", "toolkit", *(["fast"] if find_spec("vllm") else [])],
         help="the first is what the others are compared with",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--keep", action="store_true", help="put the figures into docs/benchmarks.md and .json")
     given = parser.parse_args()
     requests: dict[str, dict[str, Any]] = {
         f"rollouts, {rows} × {workload.TOKENS}": {"do": "rollouts", "rows": rows} for rows in given.rows
@@ -151,9 +158,9 @@ def main() -> None:
         "measured": {what: summary(ways) for what, ways in runs.items()},
         "peak_gb": {side.name: round(side.end(), 1) for side in sides},
     }
-    show(result)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{table(result)}")
+    if given.keep:
+        keep(result)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ LONG_ANSWERS = [
 ]  # fmt: skip
 
 
-def half(completions: list[Any], **_: Any) -> list[float]:
+def half(completions: list[Any], **_: Any) -> list[float | None]:
     """The length in characters in every second group, and the same for all in the others: nothing to learn there."""
     return [
         len(completion[0]["content"]) if number // GROUP % 2 == 0 else 0.0

@@ -9,15 +9,13 @@ It is used where it is exact: no KL term, and full attention in every layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from toolkit.engine.lean_packed import Packed, hidden_states, pack
 
-HEAD_TOKENS = 1024
-"""Tokens whose logits over the whole vocabulary are held at once."""
+HEAD_ROWS = 128
+"""Tokens whose logits over the whole vocabulary are worked on at once, so that they stay in the cache."""
 
 
 def lean_trainer(base: Any) -> Any:
@@ -51,11 +49,12 @@ def lean_trainer(base: Any) -> Any:
         def _get_per_token_logps_and_entropies(
             self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
         ) -> tuple[Any, Any, None]:
-            groups = packed_groups(input_ids, attention_mask, logits_to_keep)
+            packed = pack(input_ids, attention_mask, logits_to_keep)
             language_model = self.accelerator.unwrap_model(model)
             if hasattr(language_model, "get_base_model"):  # without an adapter it is the base itself
                 language_model = language_model.get_base_model()
-            return *log_probabilities(language_model, groups, input_ids, logits_to_keep, self.temperature), None
+            shape = (len(input_ids), logits_to_keep)
+            return *log_probabilities(language_model, packed, shape, self.temperature), None
 
     return LeanGRPOTrainer
 
@@ -103,103 +102,16 @@ def _only(inputs: dict[str, Any], live: Any) -> dict[str, Any]:
     return kept
 
 
-@dataclass
-class Group:
-    """Completions of one prompt, packed: `ids` [tokens] = prompt, completion, completion, …"""
-
-    prompt: int
-    rows: list[int]
-    lengths: list[int]
-    ids: torch.Tensor
-
-    def positions(self) -> torch.Tensor:
-        """Every completion continues the prompt's positions."""
-        import torch
-
-        after = [torch.arange(self.prompt, self.prompt + length) for length in self.lengths]
-        return torch.cat([torch.arange(self.prompt), *after])
-
-    def segments(self) -> torch.Tensor:
-        """0 for the prompt, 1, 2, … for its completions."""
-        import torch
-
-        lengths = torch.tensor([self.prompt, *self.lengths])
-        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-
-    def predecessors(self, row: int) -> list[int]:
-        """Where the tokens stand that predict the tokens of the group's `row`-th completion."""
-        start, length = self.prompt + sum(self.lengths[:row]), self.lengths[row]
-        return [self.prompt - 1, *range(start, start + length - 1)][:length]
-
-
-def packed_groups(input_ids: torch.Tensor, attention_mask: torch.Tensor, completion: int) -> list[Group]:
-    """Rows [rows, prompt + completion], prompts padded on the left, completions on the right -> one group a prompt."""
+def log_probabilities(model: Any, packed: Packed, shape: tuple[int, int], temperature: float) -> tuple[Any, Any]:
+    """Log-probability and entropy of every completion token: two tensors of `shape` [rows, completion], 0 where there is padding."""
     import torch
 
-    mask, split = attention_mask.bool(), input_ids.shape[1] - completion
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for row in range(len(input_ids)):
-        by_prompt.setdefault(tuple(input_ids[row, :split][mask[row, :split]].tolist()), []).append(row)
-    groups = []
-    for prompt, rows in by_prompt.items():
-        texts = [input_ids[row, split:][mask[row, split:]] for row in rows]
-        ids = torch.cat([input_ids.new_tensor(prompt), *texts])
-        groups.append(Group(len(prompt), rows, [len(text) for text in texts], ids))
-    return groups
+    from toolkit.engine.lean_layers import scores
 
-
-def log_probabilities(
-    model: Any, groups: Sequence[Group], input_ids: torch.Tensor, completion: int, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy of every completion token: two tensors [rows, completion], 0 where there is padding."""
-    import torch
-
-    hidden = _hidden_states(model, groups)
-    size = hidden.shape[1]
-    sources, targets, places = [], [], []
-    for number, group in enumerate(groups):
-        for at, (row, length) in enumerate(zip(group.rows, group.lengths, strict=True)):
-            sources += [number * size + position for position in group.predecessors(at)]
-            start = group.prompt + sum(group.lengths[:at])
-            targets.append(group.ids[start : start + length])
-            places += [row * completion + column for column in range(length)]
-    chosen = hidden.reshape(-1, hidden.shape[-1])[torch.tensor(sources, dtype=torch.long)]
-    parts = [
-        _scores(model, states, ids, temperature)
-        for states, ids in zip(chosen.split(HEAD_TOKENS), torch.cat(targets).split(HEAD_TOKENS), strict=True)
-    ]
-    index = torch.tensor(places, dtype=torch.long)
-    shape = (len(input_ids), completion)
-    return tuple(  # type: ignore[return-value]
-        torch.zeros(shape[0] * shape[1]).index_put((index,), torch.cat(column)).view(shape)
-        for column in zip(*parts, strict=True)
-    )
-
-
-def _hidden_states(model: Any, groups: Sequence[Group]) -> torch.Tensor:
-    """Last hidden states [groups, tokens, size] of the packed sequences, padded on the right."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    ids = pad_sequence([group.ids for group in groups], batch_first=True)
-    positions = pad_sequence([group.positions() for group in groups], batch_first=True)
-    segments = pad_sequence([group.segments() for group in groups], batch_first=True, padding_value=-1)
-    of_query, of_key = segments[:, :, None], segments[:, None, :]
-    earlier = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
-    seen = ((of_key == of_query) | (of_key == 0)) & earlier
-    return model.model(
-        input_ids=ids, position_ids=positions, attention_mask=seen[:, None], use_cache=False
-    ).last_hidden_state
-
-
-def _scores(
-    model: Any, states: torch.Tensor, ids: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of `ids` and entropy under the model's head, each [tokens], in float32."""
-    import torch
-
-    logits = model.lm_head(states).float() / temperature
-    log_p = torch.log_softmax(logits, dim=-1)
-    with torch.no_grad():  # logged only
-        entropy = -(log_p.exp() * log_p).sum(dim=-1)
-    return log_p.gather(1, ids[:, None])[:, 0], entropy
+    real = packed.completions >= 0
+    hidden = hidden_states(model, packed)[packed.predecessors()[real]]
+    ids = packed.ids[packed.completions[real]]
+    found = scores(hidden, model.lm_head.weight, ids, temperature, at_once=HEAD_ROWS)
+    columns = torch.arange(packed.completions.shape[1])
+    places = (packed.rows[:, None] * shape[1] + columns)[real]
+    return tuple(torch.zeros(shape[0] * shape[1]).index_put((places,), column).view(shape) for column in found)  # type: ignore[return-value]

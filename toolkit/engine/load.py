@@ -132,6 +132,10 @@ def add_adapter(policy: Policy, recipe: Recipe) -> None:
         whole.require_trainable(policy.model)
         return
     policy.model = import_unsloth().FastLanguageModel.get_peft_model(policy.model, **adapter_arguments(recipe))
+    if policy.machine.device == "cpu":
+        from toolkit.engine.lean_layers import fuse_adapters
+
+        fuse_adapters(policy.model)
 
 
 def load_adapter(policy: Policy, folder: Path, name: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.engine.adapter_guard import require_trained_adapter
 from toolkit.engine.arguments import DECIDED, FROM_RECIPE, grpo_arguments, warmup_arguments
 from toolkit.engine.lean import exact_for, lean_trainer
+from toolkit.engine.lean_packed import can_pack
 from toolkit.engine.load import Policy, quiet_progress
 from toolkit.engine.machine import return_memory
 from toolkit.engine.resample import resampling_trainer
@@ -94,7 +95,7 @@ def build_grpo_trainer(
     prepare_tracker(recipe.report_to, folder.parent)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # prints whole completions that nobody judged
-    lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model)
+    lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model) and can_pack(policy.model)
     kind: Any = trl.GRPOTrainer if policy.setting.device == "cuda" else comparing_trainer(trl.GRPOTrainer)
     kind = lean_trainer(kind) if lean else kind
     if recipe.grpo.resample_rounds:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from toolkit.engine.lean import HEAD_TOKENS
+from toolkit.engine.lean import HEAD_ROWS
 from toolkit.engine.machine import Machine, Setting, resolve
 
 if TYPE_CHECKING:
@@ -304,9 +304,11 @@ def _logits(counts: _Counts) -> tuple[float, str]:
     """Bytes, and the formula. `tokens`: of the completions alone, which are all that is scored."""
     tokens, vocabulary = counts.rows * counts.lengths[1], counts.shape.vocabulary
     if counts.is_lean:
-        # log_softmax keeps its result for the backward pass, for every token; three more are held for one chunk at a time.
-        held = min(tokens, HEAD_TOKENS)
-        return (4 * tokens + 12 * held) * vocabulary, f"{tokens} tokens × {vocabulary}, 4 bytes; 12 more for {held}"
+        # The logits of every token are kept for the backward pass; three in float32 are held for a few tokens at a time.
+        held, wide = min(tokens, HEAD_ROWS), counts.wide
+        return (
+            wide * tokens + 12 * held
+        ) * vocabulary, f"{tokens} tokens × {vocabulary}, {wide} bytes; 12 more for {held}"
     if counts.setting.device == "cuda":
         # Unsloth scores in at least four parts and recomputes each (unsloth_zoo 2026.10, autotune_batch_and_chunks).
         return 10 * tokens * vocabulary / 4, f"{tokens} tokens × {vocabulary}, 10 bytes, in four parts"
