@@ -83,6 +83,11 @@ def load(name: str, on: Machine = CPU) -> Read:
     return lambda recipe: arguments.load_arguments(recipe, setting(recipe, on), "source")[name]
 
 
+def load_if(name: str, on: Machine) -> Read:
+    """An argument that only some recipes have."""
+    return lambda recipe: arguments.load_arguments(recipe, setting(recipe, on), "source").get(name)
+
+
 def lora(name: str) -> Read:
     return lambda recipe: arguments.adapter_arguments(recipe)[name]
 

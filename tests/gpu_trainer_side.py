@@ -85,6 +85,28 @@ PROMISES = {
 """What the toolkit counts on, by the lines that do it."""
 
 
+def trained_whole(*, float32: bool) -> str:
+    """What `whole` says of a bfloat16 model that Unsloth prepares for full fine-tuning on a GPU."""
+    import torch
+    from unsloth_zoo.training_utils import prepare_model_for_training
+
+    from models import tiny_llama
+    from toolkit.engine.whole import require_trainable
+    from toolkit.errors import EngineError
+
+    whole = dict.fromkeys(("full_finetuning", "train_layernorms", "train_embedding", "train_lm_head"), True)
+    model = tiny_llama().to(torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    prepare_model_for_training(
+        model, use_gradient_checkpointing=False, use_reentrant=True, float32_mixed_precision=float32, **whole
+    )
+    try:
+        require_trainable(model)
+    except EngineError as error:
+        return error.message
+    return "all of it"
+
+
 def main() -> None:
     trl = generated()
     source = inspect.getsource(inspect.getmodule(trl.GRPOTrainer))  # type: ignore[arg-type]
@@ -99,6 +121,7 @@ def main() -> None:
         "warm-up": trl.SFTTrainer.__name__,
         "changed in the warm-up": changed_in_warmup(trl),
         "batch": batch_keys(trl.GRPOTrainer),
+        "full fine-tuning": [trained_whole(float32=True), trained_whole(float32=False)],
     }
     sys.stdout.write("\nFACTS " + json.dumps(facts))
 

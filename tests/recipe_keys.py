@@ -19,6 +19,7 @@ from effects import (
     exported,
     grpo,
     load,
+    load_if,
     lora,
     rows_short_enough,
     sampled,
@@ -57,6 +58,12 @@ EFFECTS: dict[str, Effect] = {
     "model.load_in_4bit": Effect(True, load("load_in_4bit")),
     "model.dtype": Effect("bfloat16", several(load("dtype"), grpo("bf16", GPU)), ["bfloat16", True]),
     "model.load_in_8bit": Effect(True, load("load_in_8bit", GPU)),
+    "model.full_finetuning": Effect(
+        True,
+        several(load("full_finetuning"), load("dtype"), load_if("float32_mixed_precision", GPU)),
+        [True, "float32", True],
+        {"model.dtype": "auto", "model.lora.r": 16},
+    ),
     "model.fast_inference": Effect(
         False, several(load("fast_inference", GPU), grpo("use_vllm", GPU)), [False, False], {"model.dtype": "auto"}
     ),

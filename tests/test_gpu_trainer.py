@@ -52,6 +52,12 @@ def test_the_warm_ups_configuration_takes_every_argument_and_keeps_it(facts: dic
     assert facts["changed in the warm-up"] == {}
 
 
+def test_for_full_finetuning_it_holds_all_weights_in_float32_where_it_is_told_to(facts: dict[str, Any]) -> None:
+    """As `load_arguments` tells it; left alone it trains bfloat16 weights, which is an error before the first step."""
+    told, left_alone = facts["full fine-tuning"]
+    assert told == "all of it" and "is in torch.bfloat16" in left_alone
+
+
 def test_what_it_would_change_is_an_error(facts: dict[str, Any]) -> None:
     assert "scale_rewards" in facts["with dr_grpo"]
 

@@ -65,6 +65,7 @@ def folder(path: Path, **config: Any) -> str:
         (replace(GPU, vllm_4bit=False), FOUR_BIT, "vllm-bnb-plugin"),
         (GPU, {"model.load_in_8bit": True}, "8-bit"),
         (GPU, {"model.dtype": "float32"}, "16 bits"),
+        (GPU, {"model.full_finetuning": True, "model.lora.r": 16}, "full_finetuning"),
         (GPU, {"model.lora.r": 513}, "rank 512"),
     ],
 )

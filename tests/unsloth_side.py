@@ -192,7 +192,7 @@ def trained_weights(recipe: Recipe, *, lean: bool) -> tuple[dict[str, Any], list
 
 
 def _adapter(model: Any) -> dict[str, Any]:
-    return {name: weight.detach().double().clone() for name, weight in model.named_parameters() if ".default." in name}
+    return {name: weight.detach().double().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def lean_and_trl(recipe: Recipe) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _compared(model: Any, lean: Any, own: Any, make: Callable[[], dict[str, Any]
         with mock.patch("toolkit.engine.lean.HEAD_ROWS", 8):  # several pieces even of a short batch
             loss = trainer._compute_loss(model, make())
         loss.backward()
-        gradients = {name: w.grad for name, w in model.named_parameters() if ".default." in name}
+        gradients = {name: w.grad for name, w in model.named_parameters() if w.requires_grad}
         found.append((loss.item(), {name: 0.0 if grad is None else grad.clone() for name, grad in gradients.items()}))
     (lean_loss, lean_gradients), (own_loss, own_gradients) = found
     return {

@@ -74,8 +74,13 @@ class RunDir:
 
     @property
     def adapter(self) -> Path:
-        """The trained adapter: complete or absent."""
-        return self.path / "adapter"
+        """What was trained, the adapter or, after full fine-tuning, `whole`: complete or absent."""
+        return self.whole if self.whole.is_dir() else self.path / "adapter"
+
+    @property
+    def whole(self) -> Path:
+        """The whole model as it was trained, where a recipe asks for full fine-tuning: complete or absent."""
+        return self.path / "model"
 
     @property
     def evaluation(self) -> Path:
@@ -246,6 +251,14 @@ def is_held(run: RunDir) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+ADAPTER_WEIGHTS, WHOLE_WEIGHTS = "adapter_model.safetensors", "model.safetensors"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether this folder of a run, or a checkpoint, holds a whole model (full fine-tuning), and no adapter."""
+    return any(folder.glob("model*.safetensors"))
 
 
 def recipe_of(folder: Path) -> str:

@@ -75,11 +75,16 @@ def load_arguments(recipe: Recipe, setting: Setting, source: str) -> dict[str, A
         "max_seq_length": model.max_seq_length,
         "load_in_4bit": model.load_in_4bit,
         "load_in_8bit": setting.load_in_8bit,
+        "full_finetuning": model.full_finetuning,
         "dtype": setting.dtype,
         "fast_inference": setting.generator == "unsloth",
         "use_gradient_checkpointing": checkpointing(recipe),
         "random_state": recipe.seed,
     }
+    if model.full_finetuning and setting.device == "cuda":
+        # The weights in float32, the arithmetic in `dtype`. Unsloth's own choice for bfloat16 is weights in bfloat16, whose
+        # steps are larger than an optimiser's. (Its CPU loader knows no such argument, and loads `dtype`: float32.)
+        arguments["float32_mixed_precision"] = True
     if setting.generator == "unsloth":
         arguments |= {"gpu_memory_utilization": model.gpu_memory_utilization, "max_lora_rank": model.lora.r}
     return arguments

@@ -50,7 +50,9 @@ def lean_trainer(base: Any) -> Any:
             self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
         ) -> tuple[Any, Any, None]:
             packed = pack(input_ids, attention_mask, logits_to_keep)
-            language_model = self.accelerator.unwrap_model(model).get_base_model()
+            language_model = self.accelerator.unwrap_model(model)
+            if hasattr(language_model, "get_base_model"):  # without an adapter it is the base itself
+                language_model = language_model.get_base_model()
             shape = (len(input_ids), logits_to_keep)
             return *log_probabilities(language_model, packed, shape, self.temperature), None
 

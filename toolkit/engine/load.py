@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.engine import whole
 from toolkit.engine.arguments import adapter_arguments, load_arguments
 from toolkit.engine.machine import Machine, Setting, resolve, return_large_blocks, this_machine
 from toolkit.engine.source import checkpoint_of, training_source
 from toolkit.engine.tokenizer import NO_CHAT_TEMPLATE, ChatTemplate, refusals
 from toolkit.engine.vllm_beside import Beside
 from toolkit.errors import EngineError, MissingExtraError
+from toolkit.rundir import ADAPTER_WEIGHTS, is_whole
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -42,6 +44,8 @@ class Policy:
     setting: Setting
     served: dict[str, Any] = field(default_factory=dict)
     """Adapters that Unsloth's vLLM reads from their folders: its requests by name."""
+    whole: dict[str, Path] = field(default_factory=dict)
+    """Folders with weights of full fine-tuning, by the name that `load_adapter` was given."""
     beside: Beside | None = None
     """vLLM beside the model, where the setting says so (on a CPU)."""
 
@@ -124,7 +128,10 @@ def _source(recipe: Recipe, setting: Setting) -> str:
 
 
 def add_adapter(policy: Policy, recipe: Recipe) -> None:
-    """Put a fresh, trainable adapter on the model."""
+    """Put a fresh, trainable adapter on the model; with full fine-tuning none, as all of it is trained."""
+    if recipe.model.full_finetuning:
+        whole.require_trainable(policy.model)
+        return
     policy.model = import_unsloth().FastLanguageModel.get_peft_model(policy.model, **adapter_arguments(recipe))
     if policy.machine.device == "cpu":
         from toolkit.engine.lean_layers import fuse_adapters
@@ -133,7 +140,11 @@ def add_adapter(policy: Policy, recipe: Recipe) -> None:
 
 
 def load_adapter(policy: Policy, folder: Path, name: str) -> None:
-    """Put a saved adapter on the model under a name, for generating; the base stays reachable."""
+    """Put a saved adapter (or the weights of full fine-tuning) on the model under a name, for generating; the base stays
+    reachable."""
+    if is_whole(folder):
+        policy.whole[name] = folder
+        return
     if policy.setting.generator == "unsloth":
         from toolkit.engine.unsloth_vllm import serve
 
@@ -148,17 +159,24 @@ def load_adapter(policy: Policy, folder: Path, name: str) -> None:
 
 
 def read_adapter_weights(policy: Policy, folder: Path) -> None:
-    """Fill the model's trainable adapter with saved weights, one to one."""
+    """Fill what is trained, adapter or model, with saved weights, one to one."""
+    if is_whole(folder):
+        whole.read(policy.model, folder)
+        return
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    loaded = set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
+    loaded = set_peft_model_state_dict(policy.model, load_file(folder / ADAPTER_WEIGHTS))
     if loaded.unexpected_keys:
         raise EngineError(f"the adapter does not fit the model: {loaded.unexpected_keys[:3]}", where=str(folder))
 
 
 def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
-    """The trainable adapter in peft's format. The base is named as the recipe names it, not by a path of this machine."""
+    """The trainable adapter in peft's format, or the whole model where all of it is trained. The base is named as the recipe
+    names it, not by a path of this machine."""
+    if recipe.model.full_finetuning:
+        whole.save(policy.model, folder)
+        return
     config = policy.model.peft_config["default"]
     loaded_from, config.base_model_name_or_path = config.base_model_name_or_path, recipe.model.source
     try:
@@ -168,14 +186,14 @@ def save_adapter(policy: Policy, recipe: Recipe, folder: Path) -> None:
 
 
 def adapter_fingerprint(model: Any) -> str:
-    """A hash of the adapter's weights: unchanged after training, nothing was learned."""
+    """A hash of the trained weights, the adapter's or all: unchanged after training, nothing was learned."""
     import hashlib
 
     import torch
 
-    digest = hashlib.sha256()
+    digest, everything = hashlib.sha256(), not hasattr(model, "peft_config")
     for name, parameter in sorted(model.named_parameters()):
-        if ".default." in name:
+        if everything or ".default." in name:
             digest.update(name.encode())
             digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
     return digest.hexdigest()
@@ -185,8 +203,9 @@ def adapter_fingerprint(model: Any) -> str:
 def for_generation(policy: Policy, adapter: str | None) -> Iterator[Any]:
     """The model ready to generate with this adapter (None: the bare base), its weights restored bit for bit afterwards.
 
-    Where the base is 16-bit the adapter is added into the weights meanwhile, which saves three products per projection;
-    into 4-bit weights it would be rounded away, so there it stays beside them.
+    A model without any is what it is: the base, or what full fine-tuning has made of it so far. Where the base is 16-bit the
+    adapter is added into the weights meanwhile, which saves three products per projection; into 4-bit weights it would be
+    rounded away, so there it stays beside them.
     """
     import torch
     from peft import PeftModel
@@ -196,7 +215,8 @@ def for_generation(policy: Policy, adapter: str | None) -> Iterator[Any]:
     model.eval()
     try:
         if not isinstance(model, PeftModel):
-            yield model
+            with in_place(policy, adapter):
+                yield model
         elif adapter is None:
             with model.disable_adapter():
                 yield model
@@ -211,6 +231,12 @@ def for_generation(policy: Policy, adapter: str | None) -> Iterator[Any]:
             model.for_training()  # Unsloth's `generate` switched gradient checkpointing off, too
         else:
             model.train(was_training)
+
+
+def in_place(policy: Policy, adapter: str | None) -> AbstractContextManager[None]:
+    """The weights of full fine-tuning that have this name in the model meanwhile; where none have it, nothing is done."""
+    folder = policy.whole.get(adapter) if adapter else None
+    return whole.in_place(policy.model, folder) if folder else nullcontext()
 
 
 @contextmanager

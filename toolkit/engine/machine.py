@@ -169,7 +169,10 @@ def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
         if "8bit" in recipe.grpo.optim or "paged" in recipe.grpo.optim:
             why = "paged and 8-bit optimisers need a GPU"
             changes.append(Change("grpo.optim", recipe.grpo.optim, "adamw_torch_fused", why))
-        if asked == "float16":
+        if recipe.model.full_finetuning and _dtype(asked, machine) != "float32":
+            why = "on a CPU full fine-tuning holds its weights and computes in one type, and 16 bits lose an optimiser's steps"
+            changes.append(Change("model.dtype", asked, "float32", why))
+        elif asked == "float16":
             used = "bfloat16" if machine.bf16 else "float32"
             changes.append(Change("model.dtype", asked, used, "float16 is emulated on a CPU"))
     elif asked == "bfloat16" and not machine.bf16:

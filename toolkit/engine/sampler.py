@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from toolkit.engine.completions import Completion, Drawn, Draws, Prompts, Sampling, in_order
-from toolkit.engine.load import Policy, for_generation
+from toolkit.engine.load import Policy, for_generation, in_place
 
 
 def prepare(policy: Policy) -> None:
@@ -44,7 +44,8 @@ def draw_batches(
     by_transformers = bool(done and done[-1].state)  # vLLM's batches have no state
     engine = policy.beside and policy.beside.engine_for(policy, adapter, prompts, sampling, completions)
     if engine and not by_transformers:
-        yield from engine.batches(adapter, prompts, sampling, done=done, **draws)
+        with in_place(policy, adapter):
+            yield from engine.batches(adapter, prompts, sampling, done=done, **draws)
         return
     if policy.machine.device == "cuda":
         from toolkit.engine.model_generate import batches

@@ -114,7 +114,7 @@ def build_grpo_trainer(
     )
     _require_held(trainer.args, arguments)  # Unsloth's changes it once more while the trainer is built
     _without_printer(trainer)
-    if "ref" in policy.model.peft_config:
+    if "ref" in getattr(policy.model, "peft_config", ()):
         # TRL's copy of the adapter as it is now. Without it the KL term's reference is the base model, as in Unsloth's trainer.
         policy.model.delete_adapter("ref")
     return trainer

@@ -55,6 +55,8 @@ def _by_machine(model: Model, machine: Machine) -> str | None:
 def _by_keys(model: Model, machine: Machine) -> str | None:
     if model.load_in_8bit:
         return "vLLM has no 8-bit weights of bitsandbytes (model.load_in_8bit)"
+    if model.full_finetuning:
+        return "Unsloth's vLLM serves a frozen base with adapters (model.full_finetuning)"
     if model.dtype == "float32":
         return "Unsloth's vLLM computes in 16 bits (model.dtype: float32)"
     if model.lora.r > LARGEST_RANK:

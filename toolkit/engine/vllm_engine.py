@@ -166,6 +166,8 @@ class VllmEngine:
         self._held = ""  # should it fail half way, nothing is held
         weights = vllm_weights.changing(self._policy.model, adapter)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if not hasattr(self._policy.model, "peft_config"):
+            self._llm.collective_rpc(_pack_head)
         self._llm.reset_prefix_cache()
         self._held = wanted
 
@@ -178,6 +180,15 @@ class VllmEngine:
             GroupMember.WORLD = self._group
             self._core.engine_core.shutdown()
             del self._core, self._llm
+
+
+def _pack_head(worker: Any) -> None:
+    """An output head that is tied to the embedding is multiplied with through a packed copy, which a reload leaves as it was."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore[import-not-found]
+
+    for module in worker.model_runner.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _hide_process_group() -> Any:

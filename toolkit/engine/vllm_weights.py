@@ -50,7 +50,12 @@ def checkpoint(model: Any, adapter: str | None) -> Iterator[Named]:
 
 
 def changing(model: Any, adapter: str | None) -> Iterator[Named]:
-    """Those weights of `checkpoint` that any adapter changes, with their neighbours: vLLM holds q, k and v as one matrix."""
+    """Those weights of `checkpoint` that any adapter changes, with their neighbours: vLLM holds q, k and v as one matrix.
+
+    A model without adapters is trained as a whole: all weights."""
+    if not hasattr(model, "peft_config"):
+        yield from checkpoint(model, adapter)
+        return
     adapted = dict(_adapted(model, adapter))
     blocks = {path.rpartition(".")[0] for path, _ in _adapted(model, None, every=True)}
     for name, parameter in _base(model).named_parameters():

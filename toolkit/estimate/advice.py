@@ -86,7 +86,9 @@ def _candidates(recipe: Recipe, before: Estimate) -> Iterator[tuple[str, Sequenc
             yield "model.gpu_memory_utilization", shares
     elif before.setting.generator == "vllm":
         yield "model.fast_inference", [False]
-    if not (model.load_in_4bit or model.load_in_8bit):
+    if model.full_finetuning:
+        yield "model.full_finetuning", [False]
+    elif not (model.load_in_4bit or model.load_in_8bit):
         yield "model.load_in_4bit", [True]
     if lengths := [length for part in (2, 4, 8) if (length := grpo.max_completion_length // part) >= LEAST_LENGTH]:
         yield "grpo.max_completion_length", lengths

@@ -33,22 +33,28 @@ class Need:
 
 def run_needs(recipe: Recipe, shape: Shape) -> list[Need]:
     """What training writes into its run."""
-    lora = recipe.model.lora
-    trained = shape.layers * sum(lora.r * sum(shape.projections[name]) for name in lora.target_modules)
-    adapter = 4 * trained
+    adapter, whole = 4 * _trained(recipe, shape), recipe.model.full_finetuning
     completions = recipe.grpo.completions_per_step * recipe.grpo.max_steps * (1 + recipe.grpo.resample_rounds)
     tokens = completions * recipe.grpo.max_completion_length
     return [
-        Need("checkpoints (adapter and optimiser)", CHECKPOINTS * 3 * adapter, "runs"),
-        Need("adapters", (2 if recipe.warmup is None else 3) * adapter, "runs"),
+        Need(f"checkpoints ({'model' if whole else 'adapter'} and optimiser)", CHECKPOINTS * 3 * adapter, "runs"),
+        Need("trained models" if whole else "adapters", (2 if recipe.warmup is None else 3) * adapter, "runs"),
         Need("completions, at most", COMPLETION_BYTES_PER_TOKEN * tokens, "runs"),
     ]
 
 
+def _trained(recipe: Recipe, shape: Shape) -> int:
+    """Weights that are trained: the adapter's, or all."""
+    lora = recipe.model.lora
+    if recipe.model.full_finetuning:
+        return shape.weights
+    return shape.layers * sum(lora.r * sum(shape.projections[name]) for name in lora.target_modules)
+
+
 def export_needs(recipe: Recipe, shape: Shape) -> list[Need]:
     """What the export writes: the merged folder and each GGUF file."""
-    export, trained = recipe.export, recipe.model.lora
-    adapter = 4 * shape.layers * sum(trained.r * sum(shape.projections[name]) for name in trained.target_modules)
+    export = recipe.export
+    adapter = 0 if recipe.model.full_finetuning else 4 * _trained(recipe, shape)
     odd = any(inputs % 256 for inputs, _ in shape.projections.values())
     needs = [Need("merged folder", 2 * shape.weights + 4 * adapter, "exports")]
     for kind in export_types(export.gguf, "f16"):

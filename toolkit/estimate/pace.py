@@ -70,7 +70,8 @@ def _is_like(path: Path, recipe: Recipe, machine: Machine) -> bool:
         there, model = read_json(run.manifest)["machine"], read_json(run.recipe)["model"]
     except (ToolkitError, KeyError, TypeError):
         return False
-    same_model = (model.get("source"), model.get("load_in_4bit")) == (recipe.model.source, recipe.model.load_in_4bit)
+    trained = (model.get("source"), model.get("load_in_4bit"), model.get("full_finetuning", False))
+    same_model = trained == (recipe.model.source, recipe.model.load_in_4bit, recipe.model.full_finetuning)
     return same_model and all(there.get(key) == getattr(machine, key) for key in COMPARED)
 
 

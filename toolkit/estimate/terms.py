@@ -117,8 +117,13 @@ class _Counts:
         return 4 if self.setting.dtype == "float32" else 2
 
     @property
+    def whole(self) -> bool:
+        """Whether all weights are trained: they are held in float32."""
+        return self.recipe.model.full_finetuning
+
+    @property
     def in_4bit(self) -> bool:
-        return (self.recipe.model.load_in_4bit and not self.in_8bit) or self.shape.quantized
+        return not self.whole and ((self.recipe.model.load_in_4bit and not self.in_8bit) or self.shape.quantized)
 
     @property
     def in_8bit(self) -> bool:
@@ -126,7 +131,9 @@ class _Counts:
 
     @property
     def trained(self) -> int:
-        """Weights of the adapter: r * (inputs + outputs) of every projection that has one (LoRA, arXiv 2106.09685)."""
+        """Weights of the adapter: r * (inputs + outputs) of every projection that has one (LoRA, arXiv 2106.09685); or all."""
+        if self.whole:
+            return self.shape.weights
         lora = self.recipe.model.lora
         return self.shape.layers * sum(lora.r * sum(self.shape.projections[name]) for name in lora.target_modules)
 
@@ -172,7 +179,7 @@ def _held(counts: _Counts, machine: Machine) -> list[Term]:
     terms = [Term("CUDA context" if machine.device == "cuda" else "Python and libraries", base, "measured")]
     terms += _weights(counts)
     how = f"{trained / 1e6:.1f}M weights of rank {counts.recipe.model.lora.r}"
-    terms.append(_term("adapter", 4 * trained, f"{how}, 4 bytes each"))
+    terms += [] if counts.whole else [_term("adapter", 4 * trained, f"{how}, 4 bytes each")]
     terms.append(_term("gradients", 4 * trained, "4 bytes each"))
     terms.append(_term(f"optimiser ({counts.setting.optim})", _optimizer_bytes(counts), "its moments"))
     return terms
@@ -185,7 +192,8 @@ def _weights(counts: _Counts) -> list[Term]:
         how = f"{shape.matrices / 1e6:.0f}M of 1 byte, {outside / 1e6:.0f}M of {wide} (LLM.int8())"
         return [_term("weights in 8 bits", shape.matrices + outside * wide, how)]
     if not counts.in_4bit:
-        return [_term("weights", shape.weights * wide, f"{shape.weights / 1e6:.0f}M, {wide} bytes each")]
+        stored = 4 if counts.whole else wide
+        return [_term("weights", shape.weights * stored, f"{shape.weights / 1e6:.0f}M, {stored} bytes each")]
     kept = _kept_wide(shape)
     packed = shape.matrices - kept
     terms = [
@@ -208,6 +216,8 @@ def _kept_wide(shape: Shape) -> int:
 def _optimizer_bytes(counts: _Counts) -> float:
     if counts.setting.optim == "adafactor":  # a row and a column for each matrix (arXiv 1804.04235)
         lora, shape = counts.recipe.model.lora, counts.shape
+        if counts.whole:
+            return 4 * (shape.layers * sum(sum(sizes) for sizes in shape.projections.values()) + 2 * shape.vocabulary)
         return 4 * shape.layers * sum(2 * lora.r + sum(shape.projections[name]) for name in lora.target_modules)
     return OPTIMIZER_BYTES.get(counts.setting.optim, 8) * counts.trained
 
@@ -229,7 +239,7 @@ def _generation(counts: _Counts, machine: Machine) -> list[Term]:
         _term("KV cache", *_cache(counts, rows), "generation"),
         _term("drawing a token", DRAW_LOGITS_BYTES * rows * shape.vocabulary, f"{rows} × vocabulary", "generation"),
     ]
-    if not (counts.in_4bit or counts.in_8bit):
+    if not (counts.in_4bit or counts.in_8bit or counts.whole):
         # `engine.load` adds the adapter into the weights meanwhile, in many small pieces: on a CPU the C library keeps their room.
         kept: Phase = "always" if machine.device == "cpu" else "generation"
         terms.append(_term("a copy of adapted weights", _adapted(counts) * wide, "while completions are drawn", kept))

@@ -61,7 +61,9 @@ def _trained(path: Path) -> tuple[RunDir, Recipe]:
     run = RunDir(path)
     recipe = load_resolved(run.recipe).recipe
     if not run.adapter.is_dir():
-        raise ToolkitError("the run has no trained adapter", where=str(path), hint=f"toolkit train --resume {path}")
+        raise ToolkitError(
+            "the run has no trained adapter or model", where=str(path), hint=f"toolkit train --resume {path}"
+        )
     return run, recipe
 
 

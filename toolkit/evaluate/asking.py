@@ -12,7 +12,7 @@ from toolkit.answers import canonical, extract_block
 from toolkit.errors import DataError, EngineError
 from toolkit.evaluate.progress import Progress
 from toolkit.evaluate.totals import Answer
-from toolkit.rundir import sha256_of
+from toolkit.rundir import ADAPTER_WEIGHTS, is_whole, sha256_of
 from toolkit.tasks import folded
 
 if TYPE_CHECKING:
@@ -127,13 +127,18 @@ def _require_room(recipe: Recipe, name: str, asked: Asked) -> None:
 
 def _key(evaluation: EvaluationSet, models: dict[str, Asked], adapters: dict[str, Path]) -> dict[str, Any]:
     """All that decides what is drawn and what is said of it."""
-    weights = {name: folder / "adapter_model.safetensors" for name, folder in adapters.items()}
+    weights = {name: _weights(folder) for name, folder in adapters.items()}
     return {
         "recipe": evaluation.recipe.model_dump(mode="json"),
         "rows": [row.id for row in evaluation.rows],
         "prompts": {name: asked.prompts for name, asked in models.items()},
-        "adapters": {name: sha256_of(file) for name, file in weights.items() if file.is_file()},
+        "adapters": {name: [sha256_of(file) for file in files] for name, files in weights.items()},
     }
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Of an adapter one file, of a whole model all."""
+    return sorted(folder.glob("model*.safetensors" if is_whole(folder) else ADAPTER_WEIGHTS))
 
 
 def _drawn(policy: Policy, recipe: Recipe, name: str, asked: Asked, progress: Progress) -> list[Completion]:

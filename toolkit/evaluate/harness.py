@@ -15,7 +15,7 @@ from typing import Any
 
 from toolkit import console
 from toolkit.errors import MissingExtraError, ToolkitError
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir, is_whole, read_json
 
 PACKAGE, EXTRA = "lm_eval", "harness"
 INSTALL = ".venv/bin/python -m pip install --no-deps --requirement requirements/harness.txt"
@@ -32,7 +32,9 @@ def run_harness(path: Path, task: str, *, first: int | None = None, few_shot: in
     run = RunDir(path)
     recipe = load_resolved(run.recipe).recipe
     if not run.adapter.is_dir():
-        raise ToolkitError("the run has no trained adapter", where=str(path), hint=f"toolkit train --resume {path}")
+        raise ToolkitError(
+            "the run has no trained adapter or model", where=str(path), hint=f"toolkit train --resume {path}"
+        )
     from toolkit.engine.source import checkpoint_of
 
     base = checkpoint_of(recipe.model.source, recipe.model.revision)
@@ -58,6 +60,8 @@ def harness_words(
 ) -> list[str]:
     """The words of lm-eval's command line. Without `few_shot` the task's own number of examples is used."""
     model = f"pretrained={base}" + (f",peft={adapter}" if adapter else "")
+    if adapter and is_whole(adapter):
+        model = f"pretrained={adapter},tokenizer={base}"
     words = ["run", "--model", "hf", "--model_args", model, "--tasks", task, "--batch_size", "8"]
     words += ["--output_path", str(out)]
     words += ["--apply_chat_template"] if chat else []

@@ -1,5 +1,7 @@
 """Export: a run becomes a folder that holds the merged model, its GGUF files and a manifest of their bytes.
 
+After full fine-tuning the merged model is the trained one, rounded to the base's type, and there is no adapter.
+
 It proves nothing: that is `verify`, which reads this folder. Two exports of one run are equal to the bit.
 """
 
@@ -25,7 +27,18 @@ from toolkit.export.merge import merge
 from toolkit.export.record import ExportedFile, ExportRecord, FilePart
 from toolkit.export.space import check_space
 from toolkit.llamacpp import GgufFile, check_type, versions
-from toolkit.rundir import EXPORTS, SCHEMA, ExportDir, RunDir, replacing, sha256_of, write_json, writing
+from toolkit.rundir import (
+    EXPORTS,
+    SCHEMA,
+    WHOLE_WEIGHTS,
+    ExportDir,
+    RunDir,
+    is_whole,
+    replacing,
+    sha256_of,
+    write_json,
+    writing,
+)
 
 if TYPE_CHECKING:
     from toolkit.engine.sixteen_bit import MergeBase
@@ -58,7 +71,9 @@ def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequen
     recipe = load_resolved(source.recipe).recipe
     if not source.adapter.is_dir():
         raise ExportError(
-            "the run holds no trained adapter", where=str(source.path), hint=f"toolkit train --resume {source.path}"
+            "the run holds no trained adapter or model",
+            where=str(source.path),
+            hint=f"toolkit train --resume {source.path}",
         )
     kinds = list(dict.fromkeys(recipe.export.gguf if quants is None else quants))
     if not kinds and not merged:
@@ -70,7 +85,7 @@ def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequen
         console.warn(LOSSY)
     written = _write_merged(base.folder, source.adapter, target.merged)
     ggufs = _write_ggufs(target, source.path.name, kinds, written["dtype"], recipe)
-    _copy_adapter(source.adapter, target.path / ADAPTER, recipe.model.source)
+    trained = _ship_adapter(source.adapter, target.path / ADAPTER, recipe.model.source)
     lora = _write_lora(target, source.path.name) if recipe.export.lora_gguf else None
     with replacing(target.recipe) as temporary:
         shutil.copyfile(source.recipe, temporary)
@@ -78,7 +93,7 @@ def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequen
     record = ExportRecord(
         run=source.path.name,
         base=_describe_base(base, recipe),
-        adapter=_hashes(target.path / ADAPTER),
+        adapter=trained | _hashes(target.path / ADAPTER),
         merged=written,
         files=files,
         versions=made_with,
@@ -147,10 +162,16 @@ def _write_ggufs(target: ExportDir, name: str, kinds: list[str], dtype: str, rec
     )
 
 
-def _copy_adapter(adapter: Path, target: Path, source: str) -> None:
-    """The adapter as PEFT loads it, without the path that its base had on this machine."""
+def _ship_adapter(adapter: Path, target: Path, source: str) -> dict[str, Any]:
+    """The adapter as PEFT loads it, without the path that its base had on this machine; what the manifest says of it.
+
+    Of a whole model nothing is copied: it stays in the run, and its hash says which one it was.
+    """
     from toolkit.engine.source import is_hub_name
 
+    if is_whole(adapter):
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier run's export
+        return {"full_finetuning": True, "trained": sha256_of(adapter / WHOLE_WEIGHTS)}
     config = read_json(adapter / CONFIG)
     config["base_model_name_or_path"] = source if is_hub_name(source) else None
     with replacing(target) as staging:
@@ -158,6 +179,7 @@ def _copy_adapter(adapter: Path, target: Path, source: str) -> None:
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (staging / CONFIG).write_text(text, encoding="utf-8")
         shutil.copyfile(adapter / WEIGHTS, staging / WEIGHTS)
+    return {}
 
 
 def _write_lora(target: ExportDir, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads a PEFT LoRA adapter: which module of the base gets which change, and where its numbers lie.
+"""Reads what was trained, a PEFT LoRA adapter or a whole model: which weight changes how, and where its numbers lie.
 
 It refuses what merge.py cannot do exactly, and loads no weights.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 from toolkit.errors import ExportError
 from toolkit.export.checkpoint import DTYPES, Place, read_shard
+from toolkit.rundir import ADAPTER_WEIGHTS as WEIGHTS
+from toolkit.rundir import WHOLE_WEIGHTS, is_whole
 
-WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
 
@@ -75,15 +76,27 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter, complete and understood in every key."""
+    """The adapter, complete and understood in every key; a whole model stands in place of all weights."""
+    if is_whole(folder):
+        return _whole(folder / WHOLE_WEIGHTS)
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ExportError(f"no adapter here: {CONFIG} and {WEIGHTS} are expected", where=str(folder))
     config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     _refuse_unknown(config, folder)
-    places = read_shard(folder / WEIGHTS).tensors
+    return _sort(_plain(folder / WEIGHTS), config, folder)
+
+
+def _plain(file: Path) -> dict[str, Place]:
+    places = read_shard(file).tensors
     if odd := next((place.dtype for place in places.values() if place.dtype not in DTYPES), None):
-        raise ExportError(f"the adapter's weights are stored as {odd}", where=str(folder / WEIGHTS))
-    return _sort(places, config, folder)
+        raise ExportError(f"the trained weights are stored as {odd}", where=str(file))
+    return places
+
+
+def _whole(file: Path) -> Adapter:
+    """Of a tied head there is no tensor: it is the embedding, trained once."""
+    places = _plain(file)
+    return Adapter(file, replaced=places, ties=not any(name.endswith("lm_head.weight") for name in places))
 
 
 def _refuse_unknown(config: dict[str, Any], folder: Path) -> None:

@@ -42,6 +42,7 @@ class ExportRecord(BaseModel):
     base: dict[str, Any]
     """Where the base came from, what was merged into (`merged_into`), whether that is lossy, and its hashes."""
     adapter: dict[str, Any]
+    """Hashes of its files; after full fine-tuning there are none, and `trained` is the hash of the run's own weights."""
     merged: dict[str, Any]
     files: list[ExportedFile]
     versions: dict[str, str]

@@ -45,10 +45,11 @@ def training(recipe: Recipe, run: Mapping[str, Any] | None, base: str) -> str:
     )
     if recipe.warmup:
         parts.append(f"Before that, {recipe.warmup.max_steps} supervised steps on worked solutions (warm-up).")
-    grpo = recipe.grpo
+    grpo, model = recipe.grpo, recipe.model
+    trained = "all weights trained" if model.full_finetuning else f"LoRA of rank {model.lora.r}"
     parts.append(
         f"{grpo.max_steps} steps of {grpo.prompts_per_step} prompts with {grpo.num_generations} completions each, "
-        f"learning rate {grpo.learning_rate:g}, LoRA of rank {recipe.model.lora.r}, seed {recipe.seed}."
+        f"learning rate {grpo.learning_rate:g}, {trained}, seed {recipe.seed}."
     )
     parts += ["<details><summary>The recipe</summary>", fenced(recipe_yaml(recipe), "yaml"), "</details>"]
     return "\n\n".join(parts)

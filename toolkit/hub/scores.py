@@ -191,9 +191,11 @@ def certificate_summary(certificate: Mapping[str, Any], manifest: Mapping[str, A
         if check["passed"] is not True
     ]
     reference = certificate["reference"]
+    whole = certificate.get("full_finetuning")
+    unmerged = "the weights as they were trained (full fine-tuning)" if whole else "base model and adapter unmerged"
     said = (
         f"Verification {verdict} (`verify.json`): each file was opened and compared with the merged model in 32 bits on "
-        f"{reference['tokens']} tokens of {reference['texts']} texts, and that one with base model and adapter unmerged."
+        f"{reference['tokens']} tokens of {reference['texts']} texts, and that one with {unmerged}."
     )
     return "\n\n".join(
         [said, table(("file", "checks passed", "verdict"), rows), *(["\n".join(failed)] if failed else [])]

@@ -23,6 +23,9 @@ class Problem:
     hint: str
 
 
+Rule = Callable[[Get], Problem | None]
+
+
 def _fits_sequence(get: Get) -> Problem | None:
     prompt, completion = get("grpo.max_prompt_length"), get("grpo.max_completion_length")
     limit = get("model.max_seq_length")
@@ -121,8 +124,30 @@ def _one_width(get: Get) -> Problem | None:
     )
 
 
+def _full_finetuning(key: str, needed: Any, why: str) -> Rule:
+    """With full fine-tuning there is neither an adapter nor a base beside what is trained."""
+
+    def rule(get: Get) -> Problem | None:
+        if not get("model.full_finetuning") or get(key) == needed:
+            return None
+        shown = {False: "false", None: "null"}.get(needed, needed)
+        hint = f"{key.rpartition('.')[2]}: {shown}, or full_finetuning: false"
+        return Problem((key, "model.full_finetuning"), f"full fine-tuning: {why}", hint)
+
+    return rule
+
+
+_WITHOUT_ADAPTER: tuple[tuple[str, Any, str], ...] = (
+    ("model.load_in_4bit", False, "weights in 4 bits cannot be trained, only an adapter on them"),
+    ("model.load_in_8bit", False, "weights in 8 bits cannot be trained, only an adapter on them"),
+    ("grpo.beta", 0, "the KL term compares with the base, and the base itself is trained"),
+    ("export.lora_gguf", False, "there is no adapter to write"),
+    ("hub.adapter_repo", None, "there is no adapter to push"),
+)
+
+
 # Each rule with all keys it reads.
-RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
+RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (_one_width, ("model.load_in_4bit", "model.load_in_8bit")),
     (_fits_sequence, ("grpo.max_prompt_length", "grpo.max_completion_length", "model.max_seq_length")),
     (_batch_divides, ("grpo.per_device_train_batch_size", "grpo.num_generations", "grpo.prompts_per_step")),
@@ -133,6 +158,7 @@ RULES: tuple[tuple[Callable[[Get], Problem | None], tuple[str, ...]], ...] = (
     (_imatrix_where_needed, ("export.gguf", "export.imatrix")),
     (_chooses_by_evaluations, ("eval.keep_best", "eval.stop_after", "eval.every")),
     (_pushes_somewhere, ("hub.push", "hub.push_checkpoints", "hub.repo", "hub.adapter_repo", "hub.gguf_repo")),
+    *((_full_finetuning(*entry), (entry[0], "model.full_finetuning")) for entry in _WITHOUT_ADAPTER),
 )
 
 
@@ -166,7 +192,33 @@ def cross_problems(recipe: Any, faulty: Collection[str] = ()) -> list[Problem]:
     problems = [rule(get) for rule, keys in RULES if not set(keys) & set(faulty)]
     if "grpo.max_completion_length" not in faulty:
         problems.append(_overlong_cache(recipe, get("grpo.max_completion_length")))
+    if "model.full_finetuning" not in faulty and get("model.full_finetuning"):
+        problems += [_judged_by_the_base(recipe), _ignored_lora(get("model.lora"))]
     return [problem for problem in [*problems, _duplicate_reward(recipe)] if problem]
+
+
+def _judged_by_the_base(recipe: Any) -> Problem | None:
+    for index, item in enumerate(_rewards(recipe)):
+        if _name(item) == "judge" and _field(item, "endpoint") is None:
+            message = "full fine-tuning: the judge is the base model, and the base itself is trained"
+            hint = "endpoint: the address of a judge, or full_finetuning: false"
+            return Problem((f"rewards.{index}.endpoint", f"rewards.{index}", "model.full_finetuning"), message, hint)
+    return None
+
+
+def _ignored_lora(lora: Any) -> Problem | None:
+    """A value of its own would be ignored in silence."""
+    from toolkit.recipe.schema import Lora
+
+    for name, default in Lora().model_dump().items():
+        value = _field(lora, name)
+        if value is None or (tuple(value) if isinstance(value, list) else value) == default:
+            continue
+        shown = list(default) if isinstance(default, tuple) else str(default).lower()
+        message = f"full fine-tuning: model.lora.{name} would be ignored, as there is no adapter"
+        hint = f"leave it out (where a recipe that is extended has it: {name}: {shown}, the default), or full_finetuning: false"
+        return Problem((f"model.lora.{name}", "model.full_finetuning"), message, hint)
+    return None
 
 
 def _overlong_cache(recipe: Any, limit: int) -> Problem | None:

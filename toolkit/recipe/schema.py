@@ -116,6 +116,9 @@ class Model(Section):
     """Load the base in 4 bits (NF4): a quarter of the memory, a little slower, a little less exact; false is 16-bit LoRA."""
     load_in_8bit: bool = False
     """Load the base in 8 bits (LLM.int8(), arXiv 2208.07339) instead; on a GPU only, and without fast_inference."""
+    full_finetuning: bool = False
+    """Train all weights, held in float32, instead of an adapter: 16 bytes of memory each, and learning rates a tenth or less of an
+    adapter's. Refused with 4 or 8 bits, `model.lora`, `grpo.beta`, the base as judge; without vLLM on a GPU (docs/gpu.md)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the arithmetic and of weights that are not 4-bit; `auto` takes what the machine is good at."""
     fast_inference: Literal["auto"] | bool = "auto"

@@ -216,7 +216,7 @@ def _reinforce(
 
 
 def _save(run: RunDir, recipe: Recipe, policy: Policy, heldout: HeldOut) -> int | None:
-    """The adapter under its final name: the last step's, or the best one's, which step is returned."""
+    """What was trained under its final name: the last step's, or the best one's, which step is returned."""
     from toolkit.engine.load import save_adapter
 
     if heldout.ended():
@@ -224,7 +224,7 @@ def _save(run: RunDir, recipe: Recipe, policy: Policy, heldout: HeldOut) -> int 
     best = heldout.best_step()
     if best is not None:
         heldout.adopt(best)
-    with replacing(run.adapter) as folder:
+    with replacing(run.whole if recipe.model.full_finetuning else run.adapter) as folder:
         save_adapter(policy, recipe, folder)
     heldout.forget()
     return best

@@ -83,7 +83,7 @@ class HeldOut:
 
         read_adapter_weights(self._policy, self._run.best / f"step-{step}")
         values = {score.step: score.value for score in scores(self._recorder.evaluations())}
-        console.say(f"kept: the adapter of step {step}, the best held out ({values[step]:.3g})")
+        console.say(f"kept: the weights of step {step}, the best held out ({values[step]:.3g})")
         if 0 in values and values[0] >= values[step]:
             console.warn(f"no step was better, held out, than the model before the first one ({values[0]:.3g})")
 

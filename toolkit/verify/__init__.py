@@ -14,7 +14,7 @@ from typing import Any
 
 from toolkit import console
 from toolkit.errors import ToolkitError
-from toolkit.rundir import SCHEMA, ExportDir, read_json, sha256_of, write_json, writing
+from toolkit.rundir import RUNS, SCHEMA, WHOLE_WEIGHTS, ExportDir, RunDir, read_json, sha256_of, write_json, writing
 from toolkit.verify.certificate import write_certificate
 from toolkit.verify.contents import Folders
 from toolkit.verify.files import Shipped, check_adapter_file, check_file, shipped_files
@@ -47,8 +47,13 @@ def verify_export(export: Path, *, problems: int | None = None) -> VerifyRecord:
         raise ToolkitError(
             "the export has no merged folder to compare with", where=str(export), hint="toolkit export RUN"
         )
-    fault = cannot_open(target.merged) or cannot_open(export / ADAPTER)
-    record = _unopened(target, manifest, fault) if fault else _compared(target, manifest, problems)
+    trained = _trained(target, manifest)
+    fault = cannot_open(target.merged) or (cannot_open(trained) if trained else _no_weights(manifest))
+    record = (
+        _compared(target, manifest, trained, problems)
+        if trained and not fault
+        else _unopened(target, manifest, fault or "")
+    )
     record = record.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
     with writing(export):
         _write(target, record)
@@ -56,16 +61,33 @@ def verify_export(export: Path, *, problems: int | None = None) -> VerifyRecord:
     return record
 
 
-def _compared(target: ExportDir, manifest: dict[str, Any], problems: int | None) -> VerifyRecord:
+def _trained(target: ExportDir, manifest: dict[str, Any]) -> Path | None:
+    """The adapter that was merged; after full fine-tuning the run's own weights, found by their hash, where they still are."""
+    if not manifest["adapter"].get("full_finetuning"):
+        return target.path / ADAPTER
+    beside = target.path.resolve().parents[1] / RUNS
+    folders = [RunDir(runs / manifest["run"]).whole for runs in (RUNS, beside)]
+    return next((folder for folder in folders if _is_of(folder / WHOLE_WEIGHTS, manifest["adapter"]["trained"])), None)
+
+
+def _is_of(file: Path, digest: str) -> bool:
+    return file.is_file() and sha256_of(file) == digest
+
+
+def _no_weights(manifest: dict[str, Any]) -> str:
+    return f"the weights as they were trained are not in {RUNS / manifest['run']}: verify where the run is"
+
+
+def _compared(target: ExportDir, manifest: dict[str, Any], trained: Path, problems: int | None) -> VerifyRecord:
     from toolkit.engine.sixteen_bit import merge_base
     from toolkit.recipe import load_resolved
 
     started = time.monotonic()
     recipe = load_resolved(target.recipe).recipe
-    base, adapter = merge_base(recipe.model, recipe.export).folder, target.path / ADAPTER
+    base = merge_base(recipe.model, recipe.export).folder
     with quiet():
-        weight_checks, changed = check_weights(base, target.merged, adapter)
-        material = gather(recipe, base=base, merged=target.merged, adapter=adapter, problems=problems)
+        weight_checks, changed = check_weights(base, target.merged, trained)
+        material = gather(recipe, base=base, merged=target.merged, adapter=trained, problems=problems)
     folders, hashes = Folders(base, target.merged, frozenset(changed)), hashes_of(target.merged)
     checks = [*weight_checks, *_merged_checks(target, manifest, folders, hashes, material)]
     spent = round(time.monotonic() - started, 1)
@@ -114,7 +136,7 @@ def _merged_checks(
     base_hashes = {name: digest for name, digest in hashes_of(folders.base).items() if name.endswith(".safetensors")}
     return [
         check_bytes("unchanged since export", hashes, manifest["merged"]["sha256"]),
-        check_bytes("adapter unchanged", hashes_of(target.path / ADAPTER), manifest["adapter"]["sha256"]),
+        *_check_adapter(target, manifest["adapter"]),
         equal(
             "same base",
             base_hashes == manifest["base"]["sha256"],
@@ -124,6 +146,13 @@ def _merged_checks(
         *_check_imatrix(target.path, manifest.get("imatrix")),
         *check_model(material),
     ]
+
+
+def _check_adapter(target: ExportDir, adapter: dict[str, Any]) -> list[Check]:
+    """Of full fine-tuning `_trained` has compared the hash, and there must be no adapter."""
+    held = hashes_of(target.path / ADAPTER)
+    name = "no adapter" if adapter.get("full_finetuning") else "adapter unchanged"
+    return [check_bytes(name, held, adapter["sha256"])]
 
 
 def _check_imatrix(export: Path, imatrix: dict[str, Any] | None) -> list[Check]:
@@ -167,6 +196,7 @@ def _record(
         date=_now(),
         base=_base_name(manifest),
         lossy_base=manifest["base"].get("merged_into", {}).get("lossy", False),
+        full_finetuning=manifest["adapter"].get("full_finetuning", False),
         recommended=recommended,
         recommendation=why,
         files=files,

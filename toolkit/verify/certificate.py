@@ -12,6 +12,7 @@ from toolkit.verify.record import Check, FileResult, VerifyRecord
 from toolkit.verify.table import COLUMNS, rows
 
 LONGEST_CELL = 160
+WHOLE = "the weights as they were trained (full fine-tuning: there is no adapter; what is called so is the change to the base)"
 LOSSY = (
     "The base was computed back from a 4-bit copy: these files are proven to be the model that was trained, on weights that "
     "differ from the base's 16-bit original."
@@ -40,11 +41,12 @@ def _head(record: VerifyRecord) -> str:
     graded = "graded as in training" if "strict" in record.merged.task else "not graded: the task has no right answers"
     asked = f"{record.reference.get('problems', 0)} held-out problems, {graded}"
     texts = f"{record.reference.get('texts', 0)} texts ({record.reference.get('tokens', 0)} predicted tokens)"
+    trained = WHOLE if record.full_finetuning else "base and adapter through PEFT"
     lines = [
         f"# Certificate of {record.run}: {verdict}",
         "",
         f"On {record.date}, every file named here was opened and compared with the trained model: the merged folder in plain "
-        f"transformers (fp32) with base and adapter through PEFT, every GGUF file in llama.cpp with the merged folder. Base: "
+        f"transformers (fp32) with {trained}, every GGUF file in llama.cpp with the merged folder. Base: "
         f"`{record.base}`. Compared on {texts} and {asked}. The certificate speaks of exactly the bytes "
         "whose SHA-256 stand below; `verify.json` holds the same numbers for programs. What each check means, where its limit "
         "comes from, and what is not proven: docs/export.md.",

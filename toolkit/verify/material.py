@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.engine.tokenizer import ChatTemplate
+from toolkit.rundir import is_whole
 from toolkit.verify import reference
-from toolkit.verify.peft_merge import unlike_peft
+from toolkit.verify.peft_merge import unlike_peft, unlike_whole
 from toolkit.verify.reference import Text
 from toolkit.verify.spoken import Spoken, spoken
 from toolkit.verify.stats import Rows
@@ -53,10 +54,10 @@ class Material:
     tuned: Rows
     base: Rows
     unmerged: Rows
-    """Base and adapter through PEFT, for the first texts."""
+    """Base and adapter through PEFT, or the whole model as it was trained, for the first texts."""
     loading: dict[str, list[str]]
     unlike_peft: list[str]
-    """Merged tensors that PEFT would merge otherwise."""
+    """Merged tensors that PEFT would merge otherwise; of a whole model, those that are not the trained ones, rounded."""
     n_merged: int
     """How many were compared with PEFT's."""
 
@@ -84,15 +85,25 @@ def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems:
         answers = reference.greedy(model, prompts, stops=language.stops, max_new=max_new)
         texts = _texts(tokenizer, recipe, prompts, answers, rows[count : 2 * count] or asked_rows)
         tuned = reference.log_probabilities(model, texts)
-    with reference.loaded(base, adapter=adapter) as (model, _):
-        unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
-        with model.disable_adapter():
-            plain = reference.log_probabilities(model, texts)
-        otherwise, n_merged = unlike_peft(model, merged)
+    unmerged, plain, otherwise, n_merged = _unmerged(base, merged, adapter, texts)
     grades = _grades(tokenizer, recipe, asked_rows, answers)
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     asked = Asked(asked_rows, prompts, answers, grades, max_new)
     return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading, otherwise, n_merged)
+
+
+def _unmerged(base: Path, merged: Path, adapter: Path, texts: list[Text]) -> tuple[Rows, Rows, list[str], int]:
+    """What was trained, not merged, on the first texts; the base on all; tensors that are merged otherwise, and how many."""
+    if is_whole(adapter):
+        with reference.loaded(base) as (model, _):
+            plain = reference.log_probabilities(model, texts)
+        with reference.loaded(adapter) as (model, _):
+            return reference.log_probabilities(model, texts[:ADAPTER_TEXTS]), plain, *unlike_whole(adapter, merged)
+    with reference.loaded(base, adapter=adapter) as (model, _):
+        unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
+        with model.disable_adapter():
+            plain = reference.log_probabilities(model, texts)
+        return unmerged, plain, *unlike_peft(model, merged)
 
 
 def affordable(merged: Path, recipe: Recipe) -> int:

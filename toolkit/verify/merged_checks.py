@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir import sha256_of
+from toolkit.rundir import is_whole, sha256_of
 from toolkit.statistics import wilson
 from toolkit.verify.gguf_checks import ordinary
 from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL, ROUNDED_SHARE, SHARE, WHY
@@ -19,8 +19,8 @@ from toolkit.verify.weights import adapter_targets, difference, short
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Name -> SHA-256 of every file in the folder."""
-    return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    """Name -> SHA-256 of every file in the folder; nothing where there is none."""
+    return {path.name: sha256_of(path) for path in sorted(folder.glob("*")) if path.is_file()}
 
 
 def check_bytes(name: str, held: dict[str, str], expected: dict[str, str]) -> Check:
@@ -64,7 +64,13 @@ def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check],
         equal("tensors as in the base", odd[:5], [], "the same names, shapes and types"),
         equal("changed without an adapter", strange[:5], [], "tensors without an adapter are copied bit by bit"),
     ]
-    if not changed:
+    if is_whole(adapter):
+        note = "a tensor whose change is smaller than the steps of 16-bit numbers stays the base's"
+        checks += [
+            at_least("changed by training", len(changed), 1, f"of {len(targets)} tensors"),
+            noted("left as in the base", len(same), note),
+        ]
+    elif not changed:
         checks.append(failed("changed by the adapter", 0, "no tensor differs from the base: the adapter is not merged"))
     else:
         note = f"of {len(targets)} modules with an adapter; a change may be too small for 16 bits"
@@ -84,7 +90,7 @@ def _adapts_embedding(targets: set[str]) -> bool:
 
 def check_model(material: Material) -> list[Check]:
     """Config, distance to base + adapter through PEFT, distance to the base."""
-    config = material.config
+    config, whole = material.config, material.recipe.model.full_finetuning
     n = len(material.unmerged)
     apart = distance(material.unmerged, material.tuned[:n])
     moved = distance(material.base, material.tuned)
@@ -102,13 +108,15 @@ def check_model(material: Material) -> list[Check]:
             "KL to base + adapter",
             apart.mean,
             MERGED_KL,
-            "PEFT, not merged, fp32: only 16-bit rounding lies between",
+            "the weights as trained, fp32: only 16-bit rounding lies between"
+            if whole
+            else "PEFT, not merged, fp32: only 16-bit rounding lies between",
         ),
         equal(
-            "merged as PEFT merges",
+            "the trained weights" if whole else "merged as PEFT merges",
             material.unlike_peft[:5],
             [],
-            f"{material.n_merged} tensors are base + adapter in fp32, to one unit in their last place",
+            f"{material.n_merged} tensors are {'as trained' if whole else 'base + adapter'} in fp32, to one unit in their last place",
         ),
         _share(share.value, distance(material.base[:n], material.unmerged).mean, exact=not material.unlike_peft),
         noted("KL to base", moved.mean, "how far the adapter moves what the model says"),

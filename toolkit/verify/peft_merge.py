@@ -27,12 +27,23 @@ def unlike_peft(model: Any, merged: Path) -> tuple[list[str], int]:
 
     `model` is the base in fp32 with the adapter put on it.
     """
+    return _unlike(merges(model), merged)
+
+
+def unlike_whole(trained: Path, merged: Path) -> tuple[list[str], int]:
+    """The same after full fine-tuning, for which `trained` holds all weights: nothing is added, they are rounded once."""
+    with opened(trained) as held:
+        wanted = ((name, handle.get_tensor(name).float()) for name, handle in held.items())
+        return _unlike(((name, tensor, tensor) for name, tensor in wanted), merged)
+
+
+def _unlike(wanted: Iterator[tuple[str, torch.Tensor, torch.Tensor]], merged: Path) -> tuple[list[str], int]:
     odd, count = [], 0
     with opened(merged) as stored:
-        for name, before, wanted in merges(model):
+        for name, before, wanted_here in wanted:
             there = next((known for known in _spellings(name) if known in stored), None)
             count += 1
-            if there is None or not _near(stored[there].get_tensor(there), before, wanted):
+            if there is None or not _near(stored[there].get_tensor(there), before, wanted_here):
                 odd.append(there or name)
     return odd, count
 

@@ -63,6 +63,8 @@ class VerifyRecord(BaseModel):
     """What was merged into, as the manifest names it."""
     lossy_base: bool = False
     """Merged into weights that were computed back from 4 bits."""
+    full_finetuning: bool = False
+    """There is no adapter: what checks call the adapter is the change that training made to the base."""
     recommended: str | None = None
     recommendation: str = ""
     """Why this file, in words."""

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.rundir import ADAPTER_WEIGHTS, WHOLE_WEIGHTS, is_whole
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,11 +52,11 @@ def difference(one: Path, other: Path) -> tuple[list[str], list[str]]:
 
 
 def adapter_targets(adapter: Path) -> set[str]:
-    """Tensors that the adapter changes, named from `layers.` on: what comes before differs between library
-    versions."""
+    """Tensors that the adapter changes, or a whole model holds, named from `layers.` on: what comes before differs between
+    library versions."""
     from safetensors import safe_open
 
-    with safe_open(adapter / "adapter_model.safetensors", framework="pt") as handle:
+    with safe_open(adapter / (WHOLE_WEIGHTS if is_whole(adapter) else ADAPTER_WEIGHTS), framework="pt") as handle:
         keys = list(handle.keys())
     keys = [key for key in keys if not key.endswith(".base_layer.weight")]  # copies of the base's weights
     paths = {key.partition(".lora_")[0] + ".weight" if ".lora_" in key else key for key in keys}
