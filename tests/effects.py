@@ -113,7 +113,7 @@ def exported(name: str) -> Read:
     """What `toolkit export` asks of the export step."""
 
     def run(recipe: Recipe) -> Any:
-        from toolkit.cli import verbs
+        from toolkit.cli import export_verbs
 
         write_json(Path("runs/one/recipe.json"), recipe.model_dump(mode="json"))
         asked: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def exported(name: str) -> Read:
             patch.setattr(
                 "toolkit.export.export_run", lambda _, **given: asked.update(given) or SimpleNamespace(folder=Path())
             )
-            verbs._export(argparse.Namespace(run="runs/one", format=None, note_folder=None))
+            export_verbs._export(argparse.Namespace(run="runs/one", format=None, to="export", note_folder=None))
         return asked[name]
 
     return run

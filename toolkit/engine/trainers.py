@@ -95,7 +95,9 @@ def build_grpo_trainer(
     prepare_tracker(recipe.report_to, folder.parent)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, and pinned
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)  # prints whole completions that nobody judged
-    lean = policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model) and can_pack(policy.model)
+    lean = (
+        policy.setting.device == "cpu" and recipe.grpo.beta == 0 and exact_for(policy.model) and can_pack(policy.model)
+    )
     kind: Any = trl.GRPOTrainer if policy.setting.device == "cuda" else comparing_trainer(trl.GRPOTrainer)
     kind = lean_trainer(kind) if lean else kind
     if recipe.grpo.resample_rounds:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 GIB = 2**30
 MARGIN = 0.2
 """The estimate is held to 20 % of measured peaks; so much it may be off."""
-LIBRARIES_GIB = 0.88
-"""On a CPU: Unsloth, TRL and datasets imported, a trainer built (0.62 to 0.70), and what the first pass leaves behind in kernels
-and in the C library's heap (0.2). Measured with torch 2.13."""
+LIBRARIES_GIB = 0.68
+"""On a CPU: Unsloth, TRL and datasets imported, a trainer built (0.62 to 0.70). Measured with torch 2.13; what passes leave in the
+C library's heap is little since large blocks go back (`engine.machine.return_large_blocks`)."""
 CONTEXT_GIB = 0.6
 """A CUDA context with cuBLAS's workspaces, before the first tensor (0.4 to 0.7, by card and driver)."""
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -240,9 +240,8 @@ def _generation(counts: _Counts, machine: Machine) -> list[Term]:
         _term("drawing a token", DRAW_LOGITS_BYTES * rows * shape.vocabulary, f"{rows} × vocabulary", "generation"),
     ]
     if not (counts.in_4bit or counts.in_8bit or counts.whole):
-        # `engine.load` adds the adapter into the weights meanwhile, in many small pieces: on a CPU the C library keeps their room.
-        kept: Phase = "always" if machine.device == "cpu" else "generation"
-        terms.append(_term("a copy of adapted weights", _adapted(counts) * wide, "while completions are drawn", kept))
+        how = "while completions are drawn"  # with the adapter added into the weights (`engine.load`)
+        terms.append(_term("a copy of adapted weights", _adapted(counts) * wide, how, "generation"))
     return terms
 
 

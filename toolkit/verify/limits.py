@@ -101,8 +101,8 @@ WHY = {
     "bos": "a prompt never begins with two begin tokens, and with one where llama.cpp adds it",
     "stops": "no token that ends generation is blank, a line break or an answer tag",
     "rounded": "the merge itself is exact: most of what was learned is smaller than the steps of 16-bit numbers and is rounded "
-    "away. Train longer (grpo.max_steps) or at a higher rate (grpo.learning_rate), then export again; or use the adapter "
-    "unmerged, from adapter/ (for llama.cpp: export.lora_gguf=true)",
+    "away. Train longer (grpo.max_steps) or at a higher rate (grpo.learning_rate), then export again",
+    "unmerged": "or use the adapter unmerged, from adapter/ (for llama.cpp: export.lora_gguf=true)",
     "chance": "chance of as many losses if none is real (McNemar, exact)",
 }
 

@@ -118,7 +118,7 @@ def check_model(material: Material) -> list[Check]:
             [],
             f"{material.n_merged} tensors are {'as trained' if whole else 'base + adapter'} in fp32, to one unit in their last place",
         ),
-        _share(share.value, distance(material.base[:n], material.unmerged).mean, exact=not material.unlike_peft),
+        _share(share.value, distance(material.base[:n], material.unmerged).mean, _way_out(material)),
         noted("KL to base", moved.mean, "how far the adapter moves what the model says"),
         at_least("predictions changed", _largest_change(material), CHANGED, "largest change of a log-probability"),
         noted("perplexity", perplexity(material.tuned, material.following), _surprise_of_base(material)),
@@ -136,14 +136,20 @@ def _surprise_of_base(material: Material) -> str:
     return f"of its own answers and of worked solutions, {len(material.texts)} texts; base {surprise:.4g}"
 
 
-def _share(value: float, moved: float, *, exact: bool) -> Check:
-    """`exact`: whether the weights are PEFT's merge, so that all that is lost was lost in rounding."""
+def _way_out(material: Material) -> str | None:
+    """What to do where the weights are the merge to their last place, so that all that is lost was lost in rounding."""
+    if material.unlike_peft:
+        return None
+    return WHY["rounded"] if material.recipe.model.full_finetuning else f"{WHY['rounded']}; {WHY['unmerged']}"
+
+
+def _share(value: float, moved: float, way_out: str | None) -> Check:
     name, why = "share of the adapter", "0 is the base, 1 the tuned model, in its predictions"
     if moved < JUDGED_KL:
         return noted(name, value, f"{why}; not judged: the adapter's effect ({moved:.1e}) drowns in 16-bit rounding")
-    if not exact:
+    if way_out is None:
         return within(name, value, SHARE, why)
-    check = within(name, value, ROUNDED_SHARE, f"{why}; {WHY['rounded']}")
+    check = within(name, value, ROUNDED_SHARE, f"{why}; {way_out}")
     return check if not check.passed else check.model_copy(update={"why": why})
 
 
