@@ -153,7 +153,8 @@ class _Counts:
     @property
     def is_fused(self) -> bool:
         """Whether `engine.lean_layers` computes the adapters: plain ones, beside weights that are not quantised."""
-        return self.setting.device == "cpu" and not self.in_4bit and self.recipe.model.lora.lora_dropout == 0
+        plain = not (self.in_4bit or self.whole or self.recipe.model.lora.lora_dropout)
+        return self.setting.device == "cpu" and plain
 
     @property
     def groups(self) -> int:
@@ -325,7 +326,8 @@ def layer_bytes(shape: Shape, wide: int, *, fused_rank: int | None = None) -> in
     Counted in transformers' Llama. With fused adapters of this rank (`engine.lean_layers`): the norms' inputs in float32, and in the
     arithmetic's own type, their results, queries, keys, values and what was attended, the MLP's gate, its activation, the other
     half and their product, and the inner side of seven adapters. Under peft 0.21 (None), whose adapters are float32: in 16 bits
-    a float32 copy of every projection's input besides. In float32 the copies are the tensors themselves.
+    a float32 copy of every projection's input besides. In float32 the copies are the tensors themselves. (None) is an upper bound
+    for full fine-tuning, too, which keeps a copy in 16 bits for every projection and what the norms made of their input.
     """
     hidden, queries, inner = shape.hidden, shape.heads * shape.head_size, shape.intermediate
     if fused_rank is not None:
