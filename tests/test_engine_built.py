@@ -35,6 +35,7 @@ EVERYTHING_ELSE: dict[str, Any] = {
         "model.gpu_memory_utilization",
         "model.load_in_8bit",
         "model.standby",
+        "model.full_finetuning",
         "grpo.max_prompt_length",
     )
 } | {"seed": 7, "grpo.importance_sampling_level": "token"}  # a sequence ratio goes with another loss_type
