@@ -48,7 +48,11 @@ def test_the_pins_satisfy_pyproject(file: str, extras: list[str]) -> None:
 
 def test_what_is_installed_is_what_is_pinned() -> None:
     wanted = installed_set()
-    installed = {str(canonicalize_name(d.name)): d.version for d in importlib.metadata.distributions()}
+    installed: dict[str, str] = {}
+    for found in (
+        importlib.metadata.distributions()
+    ):  # as they are imported: the first counts (setuptools brings copies of its own)
+        installed.setdefault(str(canonicalize_name(found.name)), found.version)
     different = {
         name: (version, installed.get(name))
         for name, version in wanted.items()

@@ -181,11 +181,14 @@ def _changes(recipe: Recipe, machine: Machine) -> Sequence[Change]:
 
 
 def _fast_inference_changes(recipe: Recipe, machine: Machine) -> Iterator[Change]:
-    """What becomes of `fast_inference` and what belongs to it. `auto` without vLLM is no change: there was no wish."""
+    """What becomes of `fast_inference` and what belongs to it.
+
+    `auto` is no wish: without vLLM, or where a training is too short for it, nothing is changed.
+    """
     asked, why = recipe.model.fast_inference, _no_vllm(recipe, machine)
     if asked is True and why:
         yield Change("model.fast_inference", True, False, why)
-    elif asked == "auto" and why and machine.vllm:
+    elif asked == "auto" and why and machine.vllm and machine.device == "cuda":
         yield Change("model.fast_inference", "auto", False, why)
     if recipe.model.standby and _generator(recipe, machine) != "unsloth":
         yield Change("model.standby", True, False, "only vLLM inside Unsloth, on a GPU, sleeps between rollouts")
@@ -219,6 +222,10 @@ def peak_memory_gib(machine: Machine) -> float:
         import torch
 
         return _gib(torch.cuda.max_memory_reserved())
+    status = Path("/proc/self/status")
+    if status.is_file():  # the kernel's other figure, ru_maxrss, also knows what the process was forked from
+        fields = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines())
+        return _gib(int(fields["VmHWM"].split()[0]) * 1024)
     import resource
 
     return _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024))
