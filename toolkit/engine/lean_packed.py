@@ -134,14 +134,12 @@ def _attend(query: Any, key: Any, value: Any, layout: Layout, scale: float | Non
     import torch
 
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    of_prompts = [states[layout.prompts] for states in (q, k, v)]
-    out = [_grouped(*of_prompts, layout.masks[0], scale, dropout)]
-    seen = [
-        torch.cat([prompts[layout.prompt_of], states[layout.completions]], dim=1)
-        for prompts, states in zip(of_prompts[1:], (k, v), strict=True)
-    ]
-    out.append(_grouped(q[layout.completions], *seen, layout.masks[1], scale, dropout))
-    return torch.cat([part.flatten(0, 1) for part in out])[layout.order][None]
+    prompt_q, prompt_k, prompt_v = (states[layout.prompts] for states in (q, k, v))
+    of_prompts = _grouped(prompt_q, prompt_k, prompt_v, layout.masks[0], scale, dropout)
+    keys = torch.cat([prompt_k[layout.prompt_of], k[layout.completions]], dim=1)
+    values = torch.cat([prompt_v[layout.prompt_of], v[layout.completions]], dim=1)
+    of_completions = _grouped(q[layout.completions], keys, values, layout.masks[1], scale, dropout)
+    return torch.cat([of_prompts.flatten(0, 1), of_completions.flatten(0, 1)])[layout.order][None]
 
 
 def _grouped(query: Any, key: Any, value: Any, mask: Any, scale: float | None, dropout: float) -> torch.Tensor:
@@ -154,13 +152,13 @@ def _grouped(query: Any, key: Any, value: Any, mask: Any, scale: float | None, d
     rows, tokens, heads, size = query.shape
     kinds = key.shape[2]
     stacked = query.view(rows, tokens, kinds, heads // kinds, size).permute(0, 2, 3, 1, 4)
-    states = stacked.reshape(rows, kinds, -1, size), key.transpose(1, 2), value.transpose(1, 2)
+    states, keys, values = stacked.reshape(rows, kinds, -1, size), key.transpose(1, 2), value.transpose(1, 2)
     mask = mask.repeat(1, heads // kinds, 1)[:, None]
     if rows * heads * tokens * key.shape[1] <= FEW_PRODUCTS and not dropout:
-        mixed = _written_out(*states, mask, size**-0.5 if scale is None else scale)
+        mixed = _written_out(states, keys, values, mask, size**-0.5 if scale is None else scale)
     else:
         mixed = torch.nn.functional.scaled_dot_product_attention(
-            *states, attn_mask=mask, dropout_p=dropout, scale=scale
+            states, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale
         )
     return mixed.view(stacked.shape).permute(0, 3, 1, 2, 4).reshape(query.shape)
 
