@@ -15,11 +15,11 @@ It does not load models, grade text or know about trainers. What makes it faster
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
-from toolkit.engine.completions import Completion, Drawn, Draws, Sampling, in_order
+from toolkit.engine.completions import Completion, Drawn, Draws, Prompts, Sampling, in_order
 from toolkit.engine.lean import exact_for
 
 if TYPE_CHECKING:
@@ -29,23 +29,18 @@ SHRINK_AT = 0.75
 """The batch is compacted when less than this share of its rows is still running: a copy of the cache, so not at every stop."""
 
 
-def generate(
-    model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, **draws: Unpack[Draws]
-) -> list[Completion]:
+def generate(model: Any, prompts: Prompts, sampling: Sampling, **draws: Unpack[Draws]) -> list[Completion]:
     """The completions of every prompt (token ids), in prompt order: prompt 0 sample 0, prompt 0 sample 1, …."""
     return in_order(batches(model, prompts, sampling, **draws))
 
 
 def batches(
     model: Any,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     sampling: Sampling,
     *,
-    samples: int = 1,
-    seed: int = 0,
-    batch_rows: int = 128,
-    greedy_too: bool = False,
     done: Sequence[Drawn] = (),
+    **draws: Unpack[Draws],
 ) -> Iterator[Drawn]:
     """What `generate` draws, batch by batch. `done`: the first batches of an equal call, which are not drawn again.
 
@@ -53,15 +48,37 @@ def batches(
     """
     import torch
 
-    generator = torch.Generator(device=model.device).manual_seed(seed)
+    samples, greedy_too = draws.get("samples", 1), draws.get("greedy_too", False)
+
+    def answer(batch: list[int], generator: torch.Generator) -> list[Completion]:
+        with torch.inference_mode(), _grouped_attention(model):
+            chosen = [prompts[index] for index in batch]
+            return _Decoder(model, chosen, sampling, samples, generator, greedy_too).run(batch)
+
+    return in_batches(prompts, answer, model.device, done=done, **draws)
+
+
+def in_batches(
+    prompts: Prompts,
+    answer: Callable[[list[int], torch.Generator], list[Completion]],
+    device: Any,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    batch_rows: int = 128,
+    greedy_too: bool = False,
+    done: Sequence[Drawn] = (),
+) -> Iterator[Drawn]:
+    """The batches that `answer` draws, given their prompts' indices and one random generator that goes on from batch to batch."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
     if done:
         generator.set_state(torch.frombuffer(bytearray(done[-1].state), dtype=torch.uint8))
     order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))
     for batch in order[len(done) :]:
-        with torch.inference_mode(), _grouped_attention(model):
-            decoder = _Decoder(model, [prompts[index] for index in batch], sampling, samples, generator, greedy_too)
-            rows = decoder.run(batch)
-        yield Drawn(rows, generator.get_state().numpy().tobytes())
+        rows = answer(batch, generator)
+        yield Drawn(rows, generator.get_state().cpu().numpy().tobytes())
 
 
 def like_lengths(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:

@@ -9,10 +9,10 @@ log-probabilities are those of the distribution that was drawn from and the seed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from toolkit.engine.completions import Completion, Drawn, Prompts, Sampling
-from toolkit.engine.generate import draw_tokens, like_lengths
+from toolkit.engine.completions import Completion, Drawn, Draws, Prompts, Sampling
+from toolkit.engine.generate import draw_tokens, in_batches
 
 if TYPE_CHECKING:
     import torch
@@ -28,29 +28,20 @@ NOTHING_ADDED = {
 
 
 def batches(
-    model: Any,
-    prompts: Prompts,
-    sampling: Sampling,
-    *,
-    samples: int = 1,
-    seed: int = 0,
-    batch_rows: int = 128,
-    greedy_too: bool = False,
-    done: Sequence[Drawn] = (),
+    model: Any, prompts: Prompts, sampling: Sampling, *, done: Sequence[Drawn] = (), **draws: Unpack[Draws]
 ) -> Iterator[Drawn]:
     """As `generate.batches`; what is drawn with a seed is not the same text, as rows that have stopped stay in the batch."""
-    import torch
+    greedy_too = draws.get("greedy_too", False)
+    samples = draws.get("samples", 1) + greedy_too
 
-    generator = torch.Generator(device=model.device).manual_seed(seed)
-    if done:
-        generator.set_state(torch.frombuffer(bytearray(done[-1].state), dtype=torch.uint8))
-    order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))
-    for batch in order[len(done) :]:
-        rows = [Completion(index) for index in batch for _ in range(samples + greedy_too)]
-        drawer = _Drawer(sampling, generator, len(rows), samples + greedy_too, greedy_too)
+    def answer(batch: list[int], generator: torch.Generator) -> list[Completion]:
+        rows = [Completion(index) for index in batch for _ in range(samples)]
+        drawer = _Drawer(sampling, generator, len(rows), samples, greedy_too)
         _generate(model, [prompts[row.prompt_index] for row in rows], sampling, drawer)
         drawer.write(rows)
-        yield Drawn(rows, generator.get_state().cpu().numpy().tobytes())
+        return rows
+
+    return in_batches(prompts, answer, model.device, done=done, **draws)
 
 
 def _generate(model: Any, prompts: Prompts, sampling: Sampling, drawer: _Drawer) -> None:
