@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 GENERATION_SHARE = (0.25, 0.5, 1.0)
 """Of a step's time, what drawing its completions takes: at least, likely, at most. An evaluation does nothing else."""
 EXPORT_S_PER_GB = (5.0, 14.0, 60.0)
-VERIFY_S_PER_GB = (20.0, 60.0, 240.0)
-"""Seconds a gigabyte of files: likely as measured on two cores (SmolLM2 135M, 0.8 GB, 2026-11-30: 11 s and 48 s)."""
+VERIFY_S_PER_GB = (40.0, 135.0, 500.0)
+"""Seconds a gigabyte of files: likely as measured on two cores (SmolLM2 135M, 0.8 GB, 2026-11-30: 11 s and 107 s)."""
 FEWEST_STEPS = 3
 COMPARED = ("device", "name", "threads")
 """What two machines have in common that are one for this purpose."""
