@@ -7,10 +7,12 @@
 #   EXTRA=cpu, EXTRA=gpu       the pinned set, requirements/<EXTRA>.txt; remembered in .venv. Without it: by whether there is a GPU
 #   TORCH_INDEX=URL-or-folder  where the CPU set's torch wheel comes from: an index, or a folder with wheels; remembered in .venv
 #   WHEELS=folder              set up from this folder of wheels alone, without a network (docs/gpu.md)
+#   PROCESSES=2                train in so many processes, one a GPU where there are GPUs (docs/scaling.md)
+#   RAY=ADDRESS                train on this Ray: local, auto, HOST:PORT or ray://HOST:PORT; installs Ray first (docs/scaling.md)
 #   VLLM=0, VLLM=1             leave vLLM out of the CPU set, or try again to install it; remembered in .venv
 #   SKIP_CHECKS=1              set up without looking for compilers and disk space first
 
-export RECIPE RUN PYTHON EXTRA TORCH_INDEX VLLM SKIP_CHECKS
+export RECIPE RUN PROCESSES RAY PYTHON EXTRA TORCH_INDEX VLLM SKIP_CHECKS
 ifdef WHEELS
 export PIP_NO_INDEX := 1
 export PIP_FIND_LINKS := $(abspath $(WHEELS))
@@ -20,10 +22,14 @@ export RUN_OR_RECIPE = $(or $(RUN),$(RECIPE))
 TOOLKIT := .venv/bin/python -m toolkit
 # As words for the shell, from the environment: spaces in a name survive, an empty variable is no argument.
 RECIPE_WORD := $${RECIPE:+"$$RECIPE"}
+PROCESSES_WORDS := $${PROCESSES:+--processes "$$PROCESSES"}
+RAY_WORDS := $${RAY:+--ray "$$RAY"}
 RUN_WORD := $${RUN_OR_RECIPE:+"$$RUN_OR_RECIPE"}
 
+INSTALL_RAY := .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/ray.txt
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-gpu test-open-webui bench bench-merge lock format clean distclean
+.PHONY: help setup train sweep eval ask export-merged export-gguf verify chat serve open-webui push doctor report compare runs check data test test-gpu test-ray test-open-webui bench bench-merge lock format clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS='	' read -r target text; do \
@@ -34,7 +40,12 @@ setup: ## create .venv with the pinned packages; nothing to do when it is ready
 	@sh scripts/setup.sh
 
 train: setup ## train RECIPE, evaluate it, export it and verify the export
-	@$(TOOLKIT) train $(RECIPE_WORD) --to verify $(ARGS)
+	@[ -z "$$RAY" ] || $(INSTALL_RAY)
+	@$(TOOLKIT) train $(RECIPE_WORD) --to verify $(PROCESSES_WORDS) $(RAY_WORDS) $(ARGS)
+
+sweep: setup ## train variants of RECIPE with Ray and compare them (ARGS='grpo.learning_rate=1e-5,1e-4')
+	@$(INSTALL_RAY)
+	@$(TOOLKIT) sweep $(RECIPE_WORD) $(PROCESSES_WORDS) $(RAY_WORDS) $(ARGS)
 
 eval: setup ## compare base and tuned on held-out problems (RUN, else the newest run)
 	@$(TOOLKIT) eval $(RUN_WORD) $(ARGS)
@@ -90,6 +101,10 @@ test: setup ## run the tests, offline (ARGS='-k name' picks some)
 
 test-gpu: setup ## test on a GPU, some minutes; without one they are skipped (REQUIRE_GPU=1: they fail; docs/gpu.md)
 	@REQUIRE_LLAMA_CPP=1 .venv/bin/python -m pytest tests/gpu $(ARGS)
+
+test-ray: setup ## test with a real Ray on this machine (90 MB to install the first time, then some minutes)
+	@$(INSTALL_RAY)
+	@REQUIRE_RAY=1 .venv/bin/python -m pytest tests/cluster tests/test_sweep.py $(ARGS)
 
 test-open-webui: setup ## test with the real Open WebUI and a browser (needs chromium; 3 GB and some minutes the first time)
 	@.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement requirements/browser.txt

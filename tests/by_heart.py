@@ -53,7 +53,7 @@ class Asked:
             for index, prompt in enumerate(prompts)
             for sample in range(first, settings["samples"])
         ]
-        yield Drawn(rows, b"")
+        yield Drawn(rows)
 
 
 def evaluate(

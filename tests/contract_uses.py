@@ -27,6 +27,7 @@ RECEIVERS = {
     "model_runner": "vllm.v1.worker.gpu_model_runner.GPUModelRunner",
     "runner": "vllm.v1.worker.gpu_model_runner.GPUModelRunner",
     "engine_core": "vllm.v1.engine.core_client.EngineCoreClient",
+    "_client": "trl.generation.vllm_client.VLLMClient",
     "input_batch": "vllm.v1.worker.gpu_input_batch.InputBatch",
 }
 """Names of variables and attributes, in modules that are about vLLM, and what they hold."""

@@ -121,7 +121,7 @@ def exported(name: str) -> Read:
             patch.setattr(
                 "toolkit.export.export_run", lambda _, **given: asked.update(given) or SimpleNamespace(folder=Path())
             )
-            export_verbs._export(argparse.Namespace(run="runs/one", format=None, to="export", note_folder=None))
+            export_verbs._export(argparse.Namespace(words=["runs/one"], format=None, to="export", note_folder=None))
         return asked[name]
 
     return run

@@ -10,7 +10,7 @@ import pytest
 
 from effects import Read
 from toolkit.recipe import Recipe
-from toolkit.rundir import ExportDir
+from toolkit.rundir import ExportDir, RunDir
 
 COPY = {"model.source": "org/model-bnb-4bit"}
 """A base whose name says that it is a 4-bit copy."""
@@ -27,6 +27,28 @@ def merged_into(recipe: Recipe) -> tuple[str, bool]:
         patch.setattr(sixteen_bit, "read_json", lambda _: {})
         base = sixteen_bit.merge_base(recipe.model, recipe.export)
     return base.name, base.lossy
+
+
+class _Seen(Exception):
+    """What was looked for has been asked; nothing is written."""
+
+
+def merged_wide(recipe: Recipe) -> bool:
+    """Whether the export step merges into float32."""
+    from toolkit import export
+
+    def write_merged(*_: Any, wide: bool) -> None:
+        raise _Seen(wide)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolkit.engine.sixteen_bit.merge_base", lambda *_: SimpleNamespace(folder=Path(), lossy=False))
+        patch.setattr(export, "_check_wishes", lambda *_: {})
+        patch.setattr(export, "_prepare", lambda *_: None)
+        patch.setattr(export, "_write_merged", write_merged)
+        patch.setattr(RunDir, "adapter", Path())
+        with pytest.raises(_Seen) as seen:
+            export.export_run(Path(), recipe=recipe, quants=["q8_0"])
+    return seen.value.args[0]
 
 
 def written(name: str) -> Read:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from toolkit.recipe import Recipe
 
@@ -48,20 +48,30 @@ def tiny_llama(**changes: Any) -> Any:
     return LlamaForCausalLM(LlamaConfig(**(SIZES | changes))).eval()
 
 
-def tiny_gemma() -> Any:
+def tiny_gemma(**changes: Any) -> Any:
     """Three sliding-window layers for one of full attention, the windows far shorter than the texts."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     torch.manual_seed(5)
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=8, layer_types=kinds, max_position_embeddings=256,
-        eos_token_id=256, pad_token_id=0, bos_token_id=2, initializer_range=0.3, query_pre_attn_scalar=16,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    return Gemma3ForCausalLM(config).eval()
+    sizes = {
+        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "layer_types": kinds, "max_position_embeddings": 256,
+        "eos_token_id": 256, "pad_token_id": 0, "bos_token_id": 2, "initializer_range": 0.3, "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    return Gemma3ForCausalLM(Gemma3TextConfig(**(sizes | changes))).eval()
+
+
+def tiny_qwen(number: Literal[2, 3], **changes: Any) -> Any:
+    """Qwen2 has biases in q, k and v, Qwen3 a norm on each head of q and k instead."""
+    import torch
+    import transformers
+
+    torch.manual_seed(6)
+    config = getattr(transformers, f"Qwen{number}Config")(**(SIZES | changes))
+    return getattr(transformers, f"Qwen{number}ForCausalLM")(config).eval()
 
 
 def small_recipe(source: str, **sections: Any) -> Recipe:

@@ -29,7 +29,7 @@ from effects import (
     warmup,
     warmup_rows,
 )
-from export_effects import COPY, looks_at_the_adapter, merged_into, weighed, written
+from export_effects import COPY, looks_at_the_adapter, merged_into, merged_wide, weighed, written
 from heldout_effects import evaluated_at, kept_step, last_step, rows_asked
 from hub_effects import checkpoints_up, made_private, placed, pushes
 from models import small_recipe
@@ -150,6 +150,7 @@ EFFECTS: dict[str, Effect] = {
     "eval.keep_best": Effect(True, kept_step, 4, EVERY_SECOND),
     "eval.stop_after": Effect(2, last_step, 8, EVERY_SECOND),
     "export.merged": Effect(False, exported("merged")),
+    "export.merged_dtype": Effect("float32", merged_wide, True),
     "export.base": Effect("org/sixteen", merged_into, ("org/sixteen", False), COPY),
     "export.dequantize_base": Effect(True, merged_into, ("org/model-bnb-4bit", True), COPY),
     "export.gguf": Effect(["q8_0"], exported("quants")),

@@ -8,6 +8,8 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -285,6 +287,54 @@ def test_an_export_goes_on_to_its_proof(pipeline: Stages, tmp_path: Path, monkey
     assert [words[0] for words in pipeline.calls] == ["export"]
 
 
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """In a folder with one trained run, runs/a: what the export step is asked for."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "a"
+    (run / "adapter").mkdir(parents=True)
+    (run / "recipe.json").write_text(load_recipe("smoke").recipe.model_dump_json(), encoding="utf-8")
+    asked: list[dict[str, Any]] = []
+
+    def export_run(run: Path, **given: Any) -> Any:
+        asked.append({"run": run, **given})
+        return SimpleNamespace(folder=Path("exports/a"))
+
+    monkeypatch.setattr("toolkit.export.export_run", export_run)
+    return asked
+
+
+@pytest.mark.parametrize("named", [[], ["a"], ["runs/a"]])
+def test_an_export_takes_other_values_for_its_section_alone(named: list[str], trained: list[dict[str, Any]]) -> None:
+    assert main(["export", *named, "export.merged_dtype=float32", "export.gguf=[f32]"]) == 0
+    assert main(["export", *named]) == 0
+    wide, own = (each["recipe"] for each in trained)
+    assert wide.export.is_wide and wide.export.gguf == ("f32",) and list(trained[0]["quants"]) == ["f32"]
+    assert own == load_recipe("smoke").recipe == wide.model_copy(update={"export": own.export})
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("grpo.max_steps=5", "only the export section"),
+        ("export.merged_dtype=float16", "expected one of base, float32"),
+        ("export.merged_type=float32", "did you mean merged_dtype"),
+    ],
+)
+def test_what_an_export_cannot_change_is_said(
+    word: str, said: str, trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "a", word]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and trained == []
+
+
+def test_overrides_of_an_export_go_on_to_its_stages(
+    pipeline: Stages, trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "--format", "gguf", "--to", "verify", "export.merged_dtype=float32"]) == 0
+    assert pipeline.calls[0] == ["export", "runs/a", "export.merged_dtype=float32", "--format", "gguf", "--note-folder"]
+
+
 @pytest.mark.parametrize(("words", "hint"), [([], ""), (["--then", "verify"], " --to verify")])
 def test_an_interrupted_training_names_the_command_for_all_its_stages(
     words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -297,19 +347,20 @@ def test_an_interrupted_training_names_the_command_for_all_its_stages(
     assert f"→ toolkit train --resume runs/a{hint} " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("folder", "given", "word"), [("runs/a", "a", "runs/a"), ("-a run", "-a run", "./-a run")])
 def test_a_resumed_pipeline_trains_on_or_begins_after_the_training(
-    pipeline: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, given: str, word: str, pipeline: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = tmp_path / "runs" / "a"
+    run = tmp_path / folder
     run.mkdir(parents=True)
     (run / "recipe.json").touch()
-    assert main(["train", "--resume", "a", "--to", "eval"]) == 0
+    assert main(["train", f"--resume={given}", "--to", "eval"]) == 0
     (run / "adapter").mkdir()
-    assert main(["train", "--resume", "a", "--to", "eval"]) == 0
+    assert main(["train", f"--resume={given}", "--to", "eval"]) == 0
     first, _, last = pipeline.calls
-    assert first == ["train", "--resume", "runs/a", "--then", "eval", "--note-folder"]
-    assert last == ["eval", "runs/a"]
+    assert first == ["train", "--resume", word, "--then", "eval", "--note-folder"]
+    assert last == ["eval", word]
 
 
 # Errors and console -------------------------------------------------------------------------------

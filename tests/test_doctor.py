@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from faulty_runs import FAULTY, FORMAT, STEPS, group, late, line_of, recipe_of, 
 from toolkit.cli import main
 from toolkit.errors import ToolkitError
 from toolkit.health import RULES, Finding, Records, Watch, diagnose, examine
-from toolkit.health.adapters import movement
 from toolkit.health.docs import rewrite
+from toolkit.health.movement import movement
 from toolkit.health.records import step_facts
 from toolkit.recipe import load_recipe
 from toolkit.rundir import RunDir
@@ -230,6 +231,73 @@ def test_the_change_of_an_adapter_is_that_of_its_weights(tmp_path: Path) -> None
     (run.warmup_adapter / "adapter_model.safetensors").unlink()
     assert movement(run) == pytest.approx(8 / 3)  # lora_B began at zero
     (run.adapter / "adapter_model.safetensors").unlink()
+    assert movement(run) is None
+
+
+def whole_run(folder: Path, base: Any, change: float, *, warmup: bool) -> RunDir:
+    """After full fine-tuning: every weight in float32, each off its beginning by this share."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(2)
+    run, base = RunDir(folder), base.float()
+    tuned = base * (1 + change * torch.randn_like(base).sign())
+    for there, weights in ((run.whole, tuned), *([(run.warmup_adapter, base)] if warmup else [])):
+        there.mkdir(parents=True)
+        half = len(weights) // 2  # of a checkpoint they may lie in several files
+        save_file({"model.a": weights[:half].clone()}, there / "model-00001-of-00002.safetensors")
+        save_file({"model.b": weights[half:].clone()}, there / "model-00002-of-00002.safetensors")
+    return run
+
+
+@pytest.mark.parametrize("change", [0.0, 3e-6, 2e-2])
+def test_the_change_of_a_whole_model_is_that_since_its_warm_up(change: float, tmp_path: Path) -> None:
+    import torch
+
+    run = whole_run(tmp_path, torch.randn(64, 48), change, warmup=True)
+    assert movement(run) == pytest.approx(change, rel=0.02, abs=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("change", "told"), [(0.0, True), (3e-6, True), (2e-5, True), (1e-3, False), (2e-2, False)])
+def test_without_a_warm_up_a_whole_models_change_is_told_by_the_steps_of_its_bases_numbers(
+    dtype: str, change: float, told: bool, tmp_path: Path
+) -> None:
+    """As long as it is smaller than they are; larger is no finding."""
+    import torch
+
+    base = torch.randn(64, 4096).to(getattr(torch, dtype))
+    found = movement(whole_run(tmp_path, base, change, warmup=False))
+    assert found == (pytest.approx(change, rel=0.05, abs=1e-8) if told else None)
+
+
+def test_of_a_base_in_float32_without_a_warm_up_nothing_is_told(tmp_path: Path) -> None:
+    import torch
+
+    assert movement(whole_run(tmp_path, torch.randn(64, 4096), 0.0, warmup=False)) is None
+
+
+def test_a_whole_model_that_was_hardly_trained_is_found_and_one_that_moved_a_little_is_not(recorded: RunDir) -> None:
+    import torch
+
+    recipe = json.loads(recorded.recipe.read_text())
+    recipe["model"] |= {"full_finetuning": True, "load_in_4bit": False, "lora": {}}
+    recorded.recipe.write_text(json.dumps(recipe))
+    base = torch.randn(64, 4096).to(torch.bfloat16)
+    whole_run(recorded.path, base, 2e-6, warmup=False)
+    (found,) = [each for each in diagnose(recorded) if each.is_alarm]
+    assert found.rule == "learning-rate-too-small" and "the model's weights by 2.0e-06" in found.message
+    shutil.rmtree(recorded.whole)
+    whole_run(recorded.path, base, 2e-5, warmup=False)
+    assert rules(diagnose(recorded)) == []
+
+
+def test_a_checkpoint_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    """Its state file is written last."""
+    run = RunDir(tmp_path)
+    folder = run.checkpoints / "checkpoint-2"
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"half")
     assert movement(run) is None
 
 

@@ -190,7 +190,7 @@ def test_a_stopped_evaluation_goes_on_and_ends_as_if_nothing_had_been(
 def test_what_another_evaluation_left_is_not_gone_on_with(tmp_path: Path) -> None:
     from toolkit.engine.completions import Completion, Drawn
 
-    batch = Drawn([Completion(1, [5, 6], truncated=False), Completion(0, [7])], b"\x01\xff")
+    batch = Drawn([Completion(1, [5, 6], truncated=False), Completion(0, [7])])
     Progress(tmp_path / "a", {"seed": 1}).add("base", 0, batch)
     (found,) = Progress(tmp_path / "a", {"seed": 1}).batches("base")
     assert found == batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from tiny import exported, need_llama_cpp, write_base, write_tokenizer
 from toolkit.errors import RecipeError
 from toolkit.estimate import shape_of
 from toolkit.estimate.terms import estimate
+from toolkit.health.movement import movement
 from toolkit.recipe import load_recipe
 from toolkit.rundir import RunDir, is_whole
 from toolkit.train.record import last_checkpoint
+from toolkit.verify import table as verify_table
 from toolkit.verify import verify_export
 from verdicts import failed_checks
 
@@ -62,6 +65,14 @@ def test_every_weight_is_trained_and_the_run_holds_a_model_and_no_adapter(run: R
     assert before.keys() == after.keys() == warm.keys()
     assert all((after[name] != warm[name]).any() and (warm[name] != before[name]).any() for name in before)
     assert run.adapter == run.whole and not (run.path / "adapter").exists() and not run.best.exists()
+
+
+def test_the_doctor_knows_how_far_all_weights_moved(run: RunDir) -> None:
+    before, after = whole(run.warmup_adapter), whole(run.adapter)
+    changed, there = (
+        sum(float((w**2).sum()) for w in each) for each in ([after[n] - before[n] for n in before], before.values())
+    )
+    assert movement(run) == pytest.approx((changed / there) ** 0.5, rel=1e-4)
 
 
 def test_the_lean_trainers_gradients_of_all_weights_are_trls(unsloth_process: Any, tiny_checkpoint: Path) -> None:
@@ -143,7 +154,7 @@ def test_an_export_is_the_trained_weights_rounded_once_and_proven(trained: Path,
     assert len(record.merged["changed"]) == len(whole(trained / "model"))
     verified = verify_export(record.folder, problems=2)
     assert [failed_checks(result) for result in (verified.merged, *verified.files)] == [set(), set()]
-    assert verified.passed and verified.merged.value("share of the adapter") == pytest.approx(1, abs=0.02)
+    assert verified.passed and verified.merged.value("share of the training") == pytest.approx(1, abs=0.02)
     assert "full fine-tuning" in (record.folder / "CERTIFICATE.md").read_text()
 
 
@@ -164,6 +175,53 @@ def test_without_the_trained_weights_nothing_is_proven(trained: Path, tmp_path: 
     record = exported(trained, tmp_path / "far" / "off" / "export", quants=[])
     verified = verify_export(record.folder, problems=1)
     assert not verified.passed and "verify where the run is" in str(verified.merged.checks)
+
+
+LOW = 1e-6
+"""A learning rate far below half a step of bfloat16 for weights of 0.01."""
+
+
+@pytest.fixture(scope="module")
+def low(unsloth_process: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run, short and at a low rate, from a base in bfloat16."""
+    need_llama_cpp()
+    base = write_base(tmp_path_factory.mktemp("low") / "base", hidden_size=64, intermediate_size=64)
+    write_tokenizer(base)
+    steps = {"max_steps": 3, "learning_rate": LOW}
+    recipe = small_recipe(
+        str(base),
+        model=WHOLE | {"fast_inference": False},
+        grpo=steps,
+        warmup=steps,
+        export={"gguf": ["f32", "q8_0"]},
+    )
+    found = unsloth_process(unsloth_side.train_tiny, recipe)
+    assert found["raised"] is None, found
+    return Path(found["run"])
+
+
+def test_what_16_bits_would_round_away_fails_loudly_with_a_way_out_that_works(low: Path) -> None:
+    exports = low.parents[1] / "exports"
+    record = exported(low, exports / "narrow", quants=["f16"])
+    merged = verify_export(record.folder, problems=1).merged
+    (lost,) = [check for check in merged.checks if not check.passed]
+    assert lost.name in ("share of the training", "share in the weights") and lost.value < 0.5
+    (way_out,) = re.findall(r"toolkit export RUN (\S+) keeps it", lost.why)
+    recipe = load_recipe(RunDir(low).recipe, [way_out]).recipe
+    wide = verify_export(exported(low, exports / "wide", recipe=recipe).folder, problems=1)
+    assert [failed_checks(result) for result in (wide.merged, *wide.files)] == [set(), set(), set()]
+    assert wide.passed and wide.merged.value("share in the weights") == pytest.approx(1, abs=1e-4)
+    exact, narrower = (result.value("training in the weights") for result in wide.files)
+    assert exact == pytest.approx(1, abs=1e-4) and narrower != 1
+    assert json.loads((exports / "wide" / "merged" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_no_check_of_a_whole_model_speaks_of_an_adapter_that_is_there(low: Path) -> None:
+    record = exported(low, low.parents[1] / "exports" / "worded")
+    verified = verify_export(record.folder, problems=1)
+    words = [f"{check.name}: {check.why}" for result in (verified.merged, *verified.files) for check in result.checks]
+    assert [word for word in words if "adapter" in word and not word.startswith("no adapter")] == []
+    assert not (record.folder / "adapter").exists() and "adapter" not in " ".join(verify_table.COLUMNS)
 
 
 # --- the recipe

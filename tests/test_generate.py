@@ -93,6 +93,15 @@ def test_equal_seeds_give_equal_samples_and_others_do_not(llama: Any) -> None:
     assert len({tuple(ids) for ids in ids_of(one)}) == 18
 
 
+def test_a_row_draws_the_same_whatever_is_drawn_beside_it(llama: Any) -> None:
+    """In smaller batches, and in two calls that share the prompts as two processes do."""
+    sampling = Sampling(max_new_tokens=16, stop_token_ids=(STOP,))
+    whole = ids_of(generate(llama, PROMPTS, sampling, samples=3, seed=1))
+    assert ids_of(generate(llama, PROMPTS, sampling, samples=3, seed=1, batch_rows=3)) == whole
+    halves = [generate(llama, PROMPTS[at : at + 3], sampling, samples=3, seed=1, first=at) for at in (0, 3)]
+    assert ids_of(halves[0]) + ids_of(halves[1]) == whole
+
+
 def test_completions_come_in_the_order_of_prompts_and_samples(llama: Any) -> None:
     drawn = generate(llama, PROMPTS, Sampling(max_new_tokens=2), samples=3)
     assert [completion.prompt_index for completion in drawn] == [index for index in range(6) for _ in range(3)]
@@ -207,39 +216,39 @@ def test_drawing_follows_the_distribution(size: int, block: int) -> None:
     weights[torch.rand(size, generator=source) < 0.4] = 0.0
     weights[-1] = weights.max()  # the last token, next to the padding of the last block
     probabilities = weights / weights.sum()
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.cat([module._invert(probabilities.expand(250, -1), generator, block) for _ in range(40)])
+    uniform = torch.rand(40, 250, 1, generator=torch.Generator().manual_seed(1))
+    tokens = torch.cat([module.invert(probabilities.expand(250, -1), numbers, block) for numbers in uniform])
     assert int(tokens.max()) < size
     assert (probabilities[tokens] > 0).all()
     assert fits(numpy.bincount(tokens.numpy(), minlength=size), probabilities.double().numpy())
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0 - 2**-24, 0.5])
-def test_even_extreme_draws_give_a_token_with_mass(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.rand gives 0 and the largest float below 1; rounding then lands before the first or behind the last."""
-    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, number))
+def test_even_extreme_draws_give_a_token_with_mass(number: float) -> None:
+    """0 and the largest float below 1 are drawn, too; rounding then lands before the first or behind the last."""
     size = 777
     probabilities = torch.zeros(size, size)
     probabilities.fill_diagonal_(1.0)  # row r can only give token r
-    assert module._invert(probabilities, torch.Generator()).tolist() == list(range(size))
+    assert module.invert(probabilities, torch.full((size, 1), number)).tolist() == list(range(size))
     spread = torch.full((1, size), 0.1)
     spread[0, ::2] = 0.0
-    assert int(module._invert(spread, torch.Generator())) % 2 == 1
+    assert int(module.invert(spread, torch.full((1, 1), number))) % 2 == 1
 
 
-def test_a_draw_behind_the_last_token_gives_the_last_token_with_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_behind_the_last_token_gives_the_last_token_with_mass() -> None:
     """A block's mass is summed in another order than its running sum, so that it can be larger by a rounding."""
-    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, 1.0 - 2**-24))
+    uniform = torch.full((500, 1), 1.0 - 2**-24)
     probabilities = torch.softmax(torch.randn(500, 200, generator=torch.Generator().manual_seed(0)), dim=-1)
     probabilities[:, -3:] = 0.0
     beyond = probabilities.sum(dim=-1) * (1.0 - 2**-24) >= probabilities.cumsum(dim=-1)[:, -1]
     assert beyond.sum() > 50, "the case must occur"
-    assert module._invert(probabilities, torch.Generator())[beyond].tolist() == [196] * int(beyond.sum())
+    assert module.invert(probabilities, uniform)[beyond].tolist() == [196] * int(beyond.sum())
 
 
 def test_rows_are_drawn_independently() -> None:
     probabilities = torch.full((64, 300), 1 / 300)
-    tokens = module._invert(probabilities, torch.Generator().manual_seed(2))
+    uniform = [module.uniforms(2, prompt, sample, 1) for prompt in range(8) for sample in range(8)]
+    tokens = module.invert(probabilities, torch.from_numpy(numpy.stack(uniform)))
     assert len(set(tokens.tolist())) > 40
 
 

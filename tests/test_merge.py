@@ -15,6 +15,7 @@ from merging import SMALL, change_json, merged, merged_by_peft, weights_of, with
 from models import child_environment
 from tiny import write_adapter, write_base
 from toolkit.export import checkpoint
+from toolkit.export.merge import merge
 
 pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -76,6 +77,35 @@ def test_a_base_of_another_type_keeps_it(small_base: Path, tmp_path: Path, dtype
     expected = merged_by_peft(base, adapter)
     for name, weight in weights_of(tmp_path / "merged").items():
         torch.testing.assert_close(weight, expected[name].to(kind))
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "10KB"])
+@pytest.mark.parametrize("settings", [{}, {"target_modules": ["v_proj", "lm_head"]}], ids=["tied", "parted"])
+def test_a_wide_merge_rounds_nothing_away(tmp_path: Path, settings: dict[str, Any], shard_size: str) -> None:
+    """A change that is far below half a step of bfloat16 is whole in float32, and what nothing changes keeps its value."""
+    import torch
+
+    base = write_base(tmp_path / "base", **SMALL, shard_size=shard_size)
+    adapter = write_adapter(base, tmp_path / "adapter", strength=1e-5, **settings)
+    (tmp_path / "wide").mkdir()
+    record = merge(base, adapter, tmp_path / "wide", wide=True)
+    assert record.dtype == "float32" and record.unties == bool(settings)
+    got, plain, expected = weights_of(tmp_path / "wide"), weights_of(base), merged_by_peft(base, adapter)
+    assert {weight.dtype for weight in got.values()} == {torch.float32}
+    for name, weight in got.items():
+        if name in record.changed:
+            torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-8)
+        else:
+            assert torch.equal(weight, plain[name].float()), name
+    merged(base, adapter, tmp_path / "narrow")
+    narrow = weights_of(tmp_path / "narrow")
+    for name in record.changed:
+        before = plain[name if name in plain else "model.embed_tokens.weight"].float()
+        kept, lost = ((weights[name].float() != before).float().mean() for weights in (got, narrow))
+        assert lost < 0.3 and kept > 0.6, name
+    if shard_size == "10KB":
+        index = json.loads((tmp_path / "wide" / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(weight.nbytes for weight in got.values())
 
 
 def test_merge_of_plain_lora_is_exact_to_the_bit(small_base: Path, tmp_path: Path) -> None:

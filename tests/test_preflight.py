@@ -50,6 +50,17 @@ def test_check_says_everything_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert set(report["time"]["stages_s"]) >= {"export", "verify"}
 
 
+@pytest.mark.parametrize(("device", "lines"), [(CPU, 1), (T4, 0)])
+def test_a_check_says_of_a_processor_whether_it_has_vllm(
+    device: Machine, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("toolkit.engine.machine.this_machine", lambda: device)
+    monkeypatch.setattr("toolkit.preflight.machine.free_gib", lambda machine: None)
+    main(["check", "smoke", "--json"])
+    found = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["what"] == "vLLM"]
+    assert len(found) == lines and all(each["status"] == "ok" for each in found)
+
+
 # Machine and memory -------------------------------------------------------------------------------------------
 
 
@@ -91,6 +102,13 @@ def test_an_estimate_of_files_is_above_what_real_exports_take() -> None:
     sizes = {need.what: need.size / 1e6 for need in export_needs(recipe, shape_of(recipe.model))}
     for name, real in {"GGUF f16": 270.9, "GGUF q8_0": 144.8, "GGUF q4_k_m": 105.5, "merged folder": 268.0}.items():
         assert real < sizes[name] < 1.7 * real, name
+
+
+def test_wide_weights_take_twice_the_disk_and_are_converted_at_their_width() -> None:
+    recipe = load_recipe("smoke", ["export.gguf=[q8_0]", "export.merged_dtype=float32"]).recipe
+    shape = shape_of(recipe.model)
+    sizes = {need.what: need.size for need in export_needs(recipe, shape)}
+    assert sizes["merged folder"] > 4 * shape.weights and set(sizes) == {"merged folder", "GGUF q8_0", "GGUF f32"}
 
 
 def test_needs_on_one_file_system_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

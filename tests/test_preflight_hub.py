@@ -120,7 +120,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(cache: Path) -> None:
         assert [finding.status for finding in push_findings(pushing, state)] == ["failed"]
 
 
-def test_offline_what_is_missing_is_named(cache: Path) -> None:
+def test_offline_what_is_missing_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     in_cache(cache, "org/model", config__json="{}")
     finding = found(small_recipe("org/model"))
     assert finding.status == "failed" and "not in the cache (model.safetensors)" in finding.value

@@ -12,8 +12,7 @@ import resample_side
 import unsloth_side
 from models import small_recipe
 from run_files import assert_same_run, drawn, lines
-from toolkit.engine.resample import dead_groups, merged, other_rows, resampling_trainer
-from toolkit.engine.rollout import RewardRecorder
+from toolkit.engine.resample import dead_groups, merged, other_rows
 from toolkit.errors import EngineError, RecipeError
 from toolkit.rundir import RunDir
 
@@ -84,12 +83,6 @@ def test_what_cannot_be_put_together_is_an_error() -> None:
     with pytest.raises(EngineError, match="pixel_values") as caught:
         merged(one, one, [0], pad_token_id=9)
     assert "resample_rounds: 0" in str(caught.value.hint)
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(EngineError, match="one process"):
-        resampling_trainer(object, RewardRecorder([], {}), small_recipe("org/model"), IDS)
 
 
 def test_scaling_by_the_batch_is_refused_in_the_recipe(tmp_path: Path) -> None:

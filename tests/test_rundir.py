@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,8 +10,18 @@ from pathlib import Path
 import pytest
 
 from toolkit import rundir
-from toolkit.errors import ToolkitError
-from toolkit.rundir import RunDir, new_run, newest_export, newest_run, read_json, replacing, sha256_of, write_json
+from toolkit.errors import ExportError, ToolkitError
+from toolkit.rundir import (
+    RunDir,
+    new_run,
+    newest_export,
+    newest_run,
+    read_json,
+    replacing,
+    sha256_of,
+    write_json,
+    writing,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -155,3 +166,25 @@ def test_every_artefact_of_a_run_has_a_place_of_its_own() -> None:
 def test_sha256_is_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert sha256_of(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize(
+    ("number", "inside", "said"),
+    [
+        (errno.EACCES, False, "read"),
+        (errno.EIO, False, "read"),
+        (errno.EACCES, True, "written"),
+        (errno.ENOSPC, False, "written"),
+    ],
+)
+def test_what_a_disk_refuses_to_give_is_not_said_to_be_written(
+    number: int, inside: bool, said: str, tmp_path: Path
+) -> None:
+    out, base = tmp_path / "out", tmp_path / "base.safetensors"
+    out.mkdir()
+    for file in (out / "new", base):
+        file.write_text("there")
+    place = str(out / "new" if inside else base)
+    with pytest.raises(ExportError, match=f"cannot be {said}") as caught, writing(out):
+        raise OSError(number, os.strerror(number), place)
+    assert caught.value.where == place and ("df -h" in str(caught.value.hint)) is (said == "written")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -13,13 +14,17 @@ from hypothesis import strategies as st
 from toolkit.llamacpp.dequantize import TYPES, bits_of
 from toolkit.recipe.schema import GgufType
 from toolkit.verify.certificate import certificate
+from toolkit.verify.contents import Contents
 from toolkit.verify.gguf_checks import ordinary
-from toolkit.verify.limits import LIMITS, RECOMMENDED_KL, ROW_ERRORS
+from toolkit.verify.header_checks import check_contents
+from toolkit.verify.limits import JUDGED_KL, LIMITS, RECOMMENDED_KL, ROW_ERRORS
+from toolkit.verify.merged_checks import _shares
 from toolkit.verify.paired import Paired, chance_of_as_many_losses, difference_interval, paired
+from toolkit.verify.peft_merge import Merge
 from toolkit.verify.recommend import recommend
 from toolkit.verify.record import Check, FileResult, VerifyRecord, at_most, equal
 from toolkit.verify.spoken import leading
-from toolkit.verify.stats import WeightStrength, distance, perplexity, row_errors, strength
+from toolkit.verify.stats import Strength, WeightStrength, distance, perplexity, row_errors, strength
 from toolkit.verify.table import COLUMNS, rows
 
 numpy = pytest.importorskip("numpy")
@@ -139,6 +144,15 @@ def test_the_interval_holds_the_difference_and_turns_round_with_it(n: int, data:
     assert difference_interval(Paired(n, won, lost)) == pytest.approx((-high, -low))
 
 
+@pytest.mark.parametrize(("worst", "said"), [(1e-4, True), (0.5, False)])
+def test_a_type_whose_steps_are_wider_than_the_training_says_so_and_the_way_out(worst: float, said: bool) -> None:
+    """Where the rows are right; else the file is another model."""
+    found = Contents(missing=[], compared=1.0, share=Strength(0.4, 0.01), worst={"F16": (worst, "blk.0")})
+    *_, share = check_contents(found, "f16")
+    assert not share.passed and share.name == "training in the weights"
+    assert ("export.gguf" in share.why) is said
+
+
 def test_no_number_never_passes() -> None:
     check = at_most("mean KL", math.nan, 1.0, "")
     assert not check.passed
@@ -238,3 +252,36 @@ def test_no_text_of_a_model_breaks_the_certificates_tables() -> None:
 def test_a_lossy_base_is_said_at_the_top() -> None:
     assert "computed back from a 4-bit copy" in certificate(record(BIG, lossy_base=True))
     assert "4-bit" not in certificate(record(BIG))
+
+
+def shares(value: float, moved: float, *, whole: bool = False, wide: bool = False, unlike: tuple[str, ...] = ()) -> Any:
+    """What is said of an export whose predictions and weights went so much of the way."""
+    recipe = SimpleNamespace(model=SimpleNamespace(full_finetuning=whole), export=SimpleNamespace(is_wide=wide))
+    material: Any = SimpleNamespace(recipe=recipe, merge=Merge(list(unlike), 9, value))
+    return _shares(material, value, moved)
+
+
+def test_a_training_that_16_bits_cannot_hold_fails_with_the_way_out() -> None:
+    lost, _ = shares(0.3, 10 * JUDGED_KL)
+    assert not lost.passed and all(
+        key in lost.why for key in ("grpo.max_steps", "grpo.learning_rate", "export.merged_dtype")
+    )
+    kept, _ = shares(0.7, 10 * JUDGED_KL)
+    assert kept.passed and "rounded away" not in kept.why
+    wrong, _ = shares(0.7, 10 * JUDGED_KL, unlike=("model.norm.weight",))
+    assert not wrong.passed and "rounded away" not in wrong.why
+    assert all(check.passed for check in shares(0.3, JUDGED_KL / 2)), "nothing can be said"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("moved", [JUDGED_KL / 2, 10 * JUDGED_KL])
+def test_where_predictions_cannot_tell_the_weights_of_a_whole_model_decide(
+    whole: bool, wide: bool, moved: float
+) -> None:
+    """An adapter lies beside its merged folder as it was trained; of a whole model the export holds nothing else."""
+    seen, weights = shares(0.1, moved, whole=whole, wide=wide)
+    assert seen.passed is (moved < JUDGED_KL) and weights.passed is not (whole and moved < JUDGED_KL)
+    why = " ".join(check.why for check in (seen, weights) if not check.passed)
+    assert ("export.merged_dtype=float32" in why) is (bool(why) and not wide)
+    assert ("from adapter/" in why) is (bool(why) and not wide and not whole)

@@ -96,11 +96,11 @@ def test_small_damage_is_seen_by_its_own_check_alone(verdicts: Verdicts, name: s
 
 
 def test_a_q4_of_the_base_fails(verdicts: Verdicts) -> None:
-    assert failed_checks(verdicts["base"]) >= {"adapter in the weights"}
+    assert failed_checks(verdicts["base"]) >= {"training in the weights"}
 
 
 def test_a_file_of_another_run_fails_although_its_base_is_the_same(verdicts: Verdicts) -> None:
-    assert {"adapter in the weights", "mean KL"} <= failed_checks(verdicts["another-run"])
+    assert {"training in the weights", "mean KL"} <= failed_checks(verdicts["another-run"])
 
 
 def test_a_header_that_lies_about_the_type_fails(verdicts: Verdicts) -> None:
@@ -133,4 +133,4 @@ def test_an_adapter_that_was_not_merged_fails_everywhere(base_export: Path, good
     shutil.copytree(good_export / "adapter", export / "adapter")
     results = verdicts_of(export, problems=2)
     assert not any(result.passed for result in results.values())
-    assert {"changed by the adapter", "share of the adapter", "predictions changed"} <= failed_checks(results["merged"])
+    assert {"changed by training", "share of the training", "predictions changed"} <= failed_checks(results["merged"])

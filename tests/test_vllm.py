@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 
 import unsloth_side
 import vllm_side
-from models import byte_tokenizer, small_recipe, tiny_llama
+from models import byte_tokenizer, small_recipe, tiny_gemma, tiny_llama, tiny_qwen
 from run_files import lines
 from toolkit.engine.completions import Completion, Sampling
 from toolkit.engine.vllm_engine import Room
@@ -117,6 +117,57 @@ def test_log_probabilities_are_the_trainers(dtype: str, vllm: Call, checkpoint: 
         assert sum(found) / len(found) < ROUGH
 
 
+# --- other models
+
+
+WIDE = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+"""Heads as vLLM's kernel needs them."""
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "gemma3": lambda: tiny_gemma(**WIDE, query_pre_attn_scalar=32, tie_word_embeddings=True, initializer_range=0.1),
+    "qwen2": lambda: tiny_qwen(2, num_attention_heads=2, num_key_value_heads=1),
+    "qwen3": lambda: tiny_qwen(3, **WIDE),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_are_drawn_as_transformers_draws_them(family: str, vllm: Call, tmp_path: Path) -> None:
+    FAMILIES[family]().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    recipe = recipe_of(tmp_path)
+    found = vllm(vllm_side.followed, recipe, 2)
+    assert max(each["gap"] for each in found) < EXACT
+    assert len({str(each["texts"]) for each in found}) == 4
+    sampling = Sampling(max_new_tokens=20, stop_token_ids=tuple(range(0, 256, 9)))
+    assert max(vllm(vllm_side.logprob_differences, recipe, sampling, 4)) < EXACT
+
+
+QUESTIONS = ("What is 17 + 25? Answer with the number.", "Name three rivers.", "Write one sentence about a lighthouse.")
+NEAR_TIE = 0.02
+"""Nats, in float32 through thirty layers: two likeliest tokens as close as this may change places."""
+
+
+def questions_of(checkpoint: Path) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_smollm2_is_drawn_as_transformers_draws_it(dtype: str, vllm: Call, smollm2: Path) -> None:
+    """A few short answers: greedy ones in float32, and the log-probabilities of sampled ones against the trainer's."""
+    recipe = recipe_of(smollm2, dtype=dtype, lora={"r": 4, "lora_alpha": 1})
+    prompts, sampling = questions_of(smollm2), Sampling(max_new_tokens=16)
+    apart = vllm(vllm_side.logprob_differences, recipe, sampling, 2, prompts)
+    assert len(apart) > 60
+    assert max(apart) < NEAR_TIE if dtype == "float32" else sum(apart) / len(apart) < ROUGH
+    if dtype == "float32":
+        found = vllm(vllm_side.followed, recipe, 1, prompts=prompts)
+        assert max(each["gap"] for each in found) < NEAR_TIE
+        assert len({str(each["texts"]) for each in found}) == 3, "the adapter should change the text"
+
+
 # --- how it is drawn
 
 
@@ -204,11 +255,14 @@ def test_the_process_is_left_as_it_was(vllm: Call, tiny: Recipe) -> None:
     assert vllm(vllm_side.left_as_it_was, tiny) == []
 
 
+@pytest.mark.parametrize("model", [tiny_llama, tiny_gemma])
 def test_a_model_that_vllm_refuses_is_sampled_by_transformers_and_the_reason_recorded(
-    vllm: Call, tiny_checkpoint: Path
+    model: Callable[[], Any], vllm: Call, tmp_path: Path
 ) -> None:
-    """The usual tiny model has heads of 16 numbers, which no kernel of vLLM's for processors takes."""
-    found = vllm(vllm_side.refused, recipe_of(tiny_checkpoint))
+    """The usual tiny models have heads of 16 numbers, which no kernel of vLLM's for processors takes."""
+    model().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    found = vllm(vllm_side.refused, recipe_of(tmp_path))
     assert (found["generator"], found["rows"]) == ("transformers", 6)
     key, asked, used, why = found["changes"][-1]
     assert (key, asked, used) == ("model.fast_inference", True, False)

@@ -9,8 +9,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from rich.console import Console
@@ -65,6 +65,17 @@ def warn(text: str) -> None:
 def note(text: str) -> None:
     """What was chosen or is going on: one line on stderr, so that stdout holds only results."""
     err.print(text, soft_wrap=True)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Within the block nothing is printed, by libraries neither: another process speaks. Errors that leave it are shown."""
+    out.quiet = err.quiet = True
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+            yield
+    finally:
+        out.quiet = err.quiet = False
 
 
 def stream(piece: str) -> None:

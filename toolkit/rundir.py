@@ -28,6 +28,7 @@ SCHEMA = 1
 
 RUNS = Path("runs")
 EXPORTS = Path("exports")
+SWEEPS = Path("sweeps")
 _STAMPED = re.compile(r"(.+)-(\d{8})-\d{6}(-\d+)?")
 
 
@@ -159,7 +160,7 @@ class ExportDir:
 
     @property
     def merged(self) -> Path:
-        """The merged 16-bit model: a folder."""
+        """The merged model: a folder."""
         return self.path / "merged"
 
     @property
@@ -186,6 +187,27 @@ class ExportDir:
     def recommended(self) -> str | None:
         """The GGUF file that its certificate recommends, where it has one that does."""
         return read_json(self.certificate).get("recommended") if self.certificate.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDir:
+    """The files of a recipe's sweeps, by name. Their runs are runs like others."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        """Which variant is which run."""
+        return self.path / "sweep.json"
+
+    @property
+    def lock(self) -> Path:
+        """An empty file that the process which sweeps has locked."""
+        return self.path / ".lock"
+
+    def log(self, variant: int) -> Path:
+        """All that a variant printed in the last sweep that ran it."""
+        return self.path / f"variant-{variant}.log"
 
 
 def preferred_gguf(files: Sequence[Mapping[str, Any]], *, recommended: str | None = None) -> str | None:
@@ -253,6 +275,9 @@ def is_held(run: RunDir) -> bool:
     return False
 
 
+LICENCE_TEXTS = ("LICENSE*", "LICENCE*")
+LICENCE_FILES = (*LICENCE_TEXTS, "NOTICE*", "USE_POLICY*")
+"""What an export takes over from its base model: it belongs into every repository."""
 ADAPTER_WEIGHTS, WHOLE_WEIGHTS = "adapter_model.safetensors", "model.safetensors"
 
 
@@ -342,19 +367,30 @@ REFUSALS = frozenset(
      errno.ENOTDIR, errno.EPERM, errno.EROFS}
 )  # fmt: skip
 """A disk's or a folder's ways to say no."""
+OF_WRITING = frozenset({errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.ENOSPC, errno.EROFS})
+"""Those among them that nothing but writing meets."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses within the block (it is full, or not ours to write on) is an error of the user's, and no bug."""
+    """What the disk refuses within the block (it is full, or not ours to write on, or to read) is an error of the user's, and no
+    bug."""
     try:
         yield
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        what = f"cannot be written: {error.strerror}"
         place = error.filename if isinstance(error.filename, str) else str(folder)
-        raise ExportError(what, where=place, hint=f"df -h .; ls -ld {shlex.quote(str(folder.parent))}") from error
+        read = error.errno not in OF_WRITING and _lies_outside(place, folder)
+        hint = f"ls -l {shlex.quote(place)}" if read else f"df -h .; ls -ld {shlex.quote(str(folder.parent))}"
+        raise ExportError(
+            f"cannot be {'read' if read else 'written'}: {error.strerror}", where=place, hint=hint
+        ) from error
+
+
+def _lies_outside(place: str, folder: Path) -> bool:
+    """Whether this is there already, and not in the folder that is written: new files get temporary names."""
+    return os.path.lexists(place) and not Path(place).absolute().is_relative_to(folder.absolute())
 
 
 def _remove(path: Path) -> None:

@@ -93,23 +93,29 @@ def summary(runs: dict[str, list[Run]]) -> dict[str, dict[str, Any]]:
                 if "scored_s" in measured[0]
                 else {}
             ),
+            **({"gpu_gb": round(max(run["gpu_gb"] for run in measured), 2)} if "gpu_gb" in measured[0] else {}),
             "each": [round(run["seconds"], 2) for run in measured],
         }
         for name, measured in runs.items()
     }
 
 
+COLUMNS = {
+    "seconds": "seconds", "generation_s": "of which generation", "tokens": "tokens", "tokens_per_second": "tokens a second",
+    "times_as_fast": "times as fast", "gpu_gb": "GPU memory, GB",
+}  # fmt: skip
+
+
 def table(result: dict[str, Any]) -> str:
-    """In Markdown."""
+    """In Markdown; the GPU's memory only where there is one."""
+    rows = [(what, name, row) for what, ways in result["measured"].items() for name, row in ways.items()]
+    shown = {key: title for key, title in COLUMNS.items() if key != "gpu_gb" or any(key in row for *_, row in rows)}
     lines = [
         f"{result['date']}, {result['machine']}, {result['rounds']} rounds, medians\n",
-        "| what | way | seconds | of which generation | tokens | tokens a second | times as fast |",
-        "|---|---|---|---|---|---|---|",
+        f"| what | way | {' | '.join(shown.values())} |",
+        "|---" * (2 + len(shown)) + "|",
+        *(f"| {what} | {name} | {' | '.join(str(row.get(key, '')) for key in shown)} |" for what, name, row in rows),
     ]
-    for what, ways in result["measured"].items():
-        for name, row in ways.items():
-            numbers = ("seconds", "generation_s", "tokens", "tokens_per_second", "times_as_fast")
-            lines.append(f"| {what} | {name} | {' | '.join(str(row.get(number, '')) for number in numbers)} |")
     peaks = ", ".join(f"{name} {peak}" for name, peak in result["peak_gb"].items())
     return "\n".join([*lines, f"\nPeak memory of the process, GB: {peaks}."])
 
@@ -125,9 +131,12 @@ def keep(result: dict[str, Any]) -> None:
 
 def machine() -> str:
     """What it was measured on, without its name."""
+    import torch
+
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-    return f"{os.cpu_count()} cores, {model}, {platform.system()}"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{os.cpu_count()} cores, {model}, {platform.system()}"
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """One way of doing it, in a process of its own: does what its parent asks for, one thing at a time, and says how long it took.
 
-`plain` is a script by the book: Unsloth's FastLanguageModel and TRL's GRPOTrainer, nothing of the toolkit's in it. `toolkit` and
-`fast` are the toolkit without and with vLLM. Requests and answers are lines of JSON; all else that is printed goes to stderr.
+`plain` is a script by the book: Unsloth's FastLanguageModel and TRL's GRPOTrainer, nothing of the toolkit's in it. `trl` is the same
+without Unsloth, for a GPU: TRL 1.15 alone makes no step on a CPU. `toolkit` and `fast` are the toolkit without and with vLLM.
+Requests and answers are lines of JSON; all else that is printed goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ class Plain:
     """What the notebooks of Unsloth and TRL do, with the recipe's values."""
 
     def __init__(self, source: str, prompts: int) -> None:
+        self.recipe = workload.recipe(source, fast_inference=False, prompts=prompts, steps=ENDLESS)
+        self.chats = [self.recipe.task.messages(row) for row in self.recipe.task.rows("train")]
+        self.load()
+
+    def load(self) -> None:
         from unsloth import FastLanguageModel  # before trl
 
         from toolkit.engine.source import training_source
 
-        recipe = workload.recipe(source, fast_inference=False, prompts=prompts, steps=ENDLESS)
-        self.recipe, lora = recipe, recipe.model.lora
+        recipe, lora = self.recipe, self.recipe.model.lora
         model, self.tokenizer = FastLanguageModel.from_pretrained(
             training_source(recipe.model), max_seq_length=recipe.model.max_seq_length, load_in_4bit=False
         )
@@ -39,7 +44,6 @@ class Plain:
             model, r=lora.r, lora_alpha=lora.lora_alpha, target_modules=list(lora.target_modules),
             use_gradient_checkpointing=False, random_state=recipe.seed,
         )  # fmt: skip
-        self.chats = [recipe.task.messages(row) for row in recipe.task.rows("train")]
 
     def trainer(self, folder: Path, callback: Any) -> Any:
         import torch
@@ -75,6 +79,26 @@ class Plain:
             )  # fmt: skip
         self.model.train()
         return (made[:, read["input_ids"].shape[1] :] != self.tokenizer.pad_token_id).sum(dim=1).tolist()
+
+
+class Trl(Plain):
+    """The same with transformers' model and PEFT's adapter."""
+
+    def load(self) -> None:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from toolkit.engine.source import training_source
+
+        source, lora = training_source(self.recipe.model), self.recipe.model.lora
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+        self.tokenizer = AutoTokenizer.from_pretrained(source)
+        config = LoraConfig(
+            r=lora.r, lora_alpha=lora.lora_alpha, target_modules=list(lora.target_modules), task_type="CAUSAL_LM"
+        )
+        self.model = get_peft_model(model.to(device), config)
 
 
 class Toolkit:
@@ -116,6 +140,7 @@ class Toolkit:
 
 WAYS: dict[str, Callable[[str, int], Any]] = {
     "plain": Plain,
+    "trl": Trl,
     "toolkit": Toolkit,
     "fast": lambda source, prompts: Toolkit(source, prompts, fast_inference=True),
 }
@@ -129,21 +154,37 @@ def answering(way: Any, say: Callable[[Answer], None]) -> Any:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             for line in sys.stdin:
                 request = json.loads(line)
+                forget_gpu_peak()
                 if request["do"] == "step":
                     self.begin = time.perf_counter()
                     return
                 begin = time.perf_counter()
                 lengths = way.rollouts(request["rows"])
-                say({"seconds": time.perf_counter() - begin, "tokens": sum(lengths)})
+                say({"seconds": time.perf_counter() - begin, "tokens": sum(lengths), **gpu_peak()})
             os._exit(0)  # the parent has what it wanted
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 completions = workload.GROUP * way.recipe.grpo.prompts_per_step
                 tokens = round(logs["completions/mean_length"] * completions)
-                say({"seconds": time.perf_counter() - self.begin, "tokens": tokens, "scored_s": clock[-1]})
+                seconds = time.perf_counter() - self.begin
+                say({"seconds": seconds, "tokens": tokens, "scored_s": clock[-1], **gpu_peak()})
 
     return Answering()
+
+
+def forget_gpu_peak() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def gpu_peak() -> Answer:
+    """The most of a GPU's memory that this process's tensors took since the request came, in GB; nothing without a GPU."""
+    import torch
+
+    return {"gpu_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
 
 
 clock: list[float] = [0.0]

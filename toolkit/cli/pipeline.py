@@ -16,6 +16,7 @@ from pathlib import Path
 from toolkit import console
 from toolkit.cli.summary import show_summary
 from toolkit.errors import VerifyFailed
+from toolkit.parallel.environment import alone
 
 
 def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str], push: bool = False) -> int:
@@ -38,6 +39,11 @@ def run_stages(words: Sequence[str], *, to: str, stages: Sequence[str], push: bo
             if stage == "verify" and "eval" in inputs:
                 show_summary(Path(inputs["eval"][0]), Path(inputs["verify"][0]))
     return 0
+
+
+def as_word(folder: Path) -> str:
+    """For another process, where a dash at the beginning would make it an option."""
+    return f"./{folder}" if str(folder).startswith("-") else str(folder)
 
 
 def _hidden_words(stage: str, *, to: str, note: Path) -> list[str]:
@@ -64,8 +70,9 @@ def _say_how_to_go_on(stage: str, code: int, inputs: Mapping[str, Sequence[str]]
 
 def _run_stage(words: Sequence[str]) -> int:
     sys.stdout.flush()
+    environment = None if words[0] == "train" else alone()
     with _interrupts_left_to_child():
-        code = subprocess.Popen([sys.executable, "-m", "toolkit", *words]).wait()
+        code = subprocess.Popen([sys.executable, "-m", "toolkit", *words], env=environment).wait()
     return code if code >= 0 else 128 - code
 
 

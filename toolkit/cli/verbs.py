@@ -17,8 +17,17 @@ from toolkit.cli.evaluation_verbs import ASK, EVAL
 from toolkit.cli.export_verbs import EXPORT, VERIFY
 from toolkit.cli.lookup import export_folder, resumable_run
 from toolkit.cli.parsing import EXPORT_HELP, FILE_HELP, Parser, Verb, count, load, recipe_words, with_recipe
-from toolkit.cli.pipeline import note_folder, run_stages
+from toolkit.cli.pipeline import as_word, note_folder, run_stages
+from toolkit.cli.processes import (
+    process_options,
+    process_words,
+    train_in_processes,
+    trains_for_another,
+    wants_processes,
+)
+from toolkit.cli.ray_verbs import ray_options, ray_words, train_on_ray
 from toolkit.cli.report_verbs import COMPARE, REPORT, RUNS
+from toolkit.cli.sweep_verbs import SWEEP
 from toolkit.errors import Stopped, ToolkitError, nearest
 from toolkit.rundir import RunDir
 
@@ -33,6 +42,8 @@ def _train_arguments(parser: Parser) -> None:
     recipe_words(parser)
     parser.add_argument("--resume", metavar="RUN", help="continue an interrupted run with the recipe it began with")
     parser.add_argument("--to", choices=STAGES, default="train", help="go on, each stage in a process of its own")
+    process_options(parser)
+    ray_options(parser)
     parser.add_argument("--then", help=argparse.SUPPRESS)
     parser.add_argument("--note-folder", metavar="FILE", help=argparse.SUPPRESS)
 
@@ -43,7 +54,11 @@ def _train(arguments: Arguments) -> int:
     resume = resumable_run(arguments.resume) if arguments.resume else None
     if arguments.to != "train":
         return _pipeline(arguments, resume)
-    loaded = _resumed_recipe(resume) if resume else load(arguments.words)
+    loaded = _recipe_of(arguments, resume)
+    if arguments.ray:
+        return train_on_ray(arguments, loaded, resume)
+    if wants_processes(arguments):
+        return train_in_processes(arguments, loaded, resume)
     from toolkit.train import train
 
     try:
@@ -55,17 +70,28 @@ def _train(arguments: Arguments) -> int:
     return 0
 
 
+def _recipe_of(arguments: Arguments, resume: Path | None) -> Loaded:
+    """`--resolved`: as another process of the toolkit found it, whose files may not be here."""
+    if arguments.resolved:
+        from toolkit.recipe import load_resolved
+
+        return load_resolved(Path(arguments.resolved))
+    return _resumed_recipe(resume) if resume else load(arguments.words)
+
+
 def _pipeline(arguments: Arguments, resume: Path | None) -> int:
     """All stages from training on; of a run that is trained already, those that follow."""
+    several = [*process_words(arguments), *ray_words(arguments)]
+    to = "train" if trains_for_another(arguments) else arguments.to
     if resume is None:
         words = with_recipe(arguments.words)
         loaded = load(words)  # every fault of the recipe before the first process
-        return run_stages(words, to=arguments.to, stages=STAGES, push=loaded.recipe.hub.push)
+        return run_stages([*words, *several], to=to, stages=STAGES, push=loaded.recipe.hub.push)
     push = arguments.to == "verify" and _resumed_recipe(resume).recipe.hub.push
     if RunDir(resume).adapter.is_dir():
         console.note("the run is trained already")
-        return run_stages([str(resume)], to=arguments.to, stages=STAGES[1:], push=push)
-    return run_stages(["--resume", str(resume)], to=arguments.to, stages=STAGES, push=push)
+        return run_stages([as_word(resume)], to=arguments.to, stages=STAGES[1:], push=push)
+    return run_stages(["--resume", as_word(resume), *several], to=to, stages=STAGES, push=push)
 
 
 def _resumed_recipe(run: Path) -> Loaded:
@@ -248,6 +274,7 @@ def _rewards_lint(arguments: Arguments) -> int:
 
 VERBS = {
     "train": Verb("train a recipe (default: the embedded one) into runs/", _train_arguments, _train),
+    "sweep": SWEEP,
     "eval": EVAL,
     "ask": ASK,
     "export": EXPORT,

@@ -1,4 +1,4 @@
-"""Proof that an adapter reaches Unsloth's vLLM: a greedy sample with it and one without, compared. It trains nothing.
+"""Proof that an adapter reaches vLLM, Unsloth's or a server: greedy samples, compared with the model. It trains nothing.
 
 An adapter that vLLM drops in silence (names it does not know, a stale id, another scale) costs a whole run: rollouts
 come from the base while the adapter learns from them. A young adapter changes little, so what is compared is made large: a
@@ -29,7 +29,7 @@ ROUNDING = 1e-3
 """Log-probabilities of one sample that differ by less are equal: 16-bit arithmetic."""
 STRENGTH = 0.2
 QUESTION = [{"role": "user", "content": "How much is 17 plus 25?"}]
-HINT = "model.fast_inference: false, and tell us the model and the versions in manifest.json"
+HINT = "model.fast_inference: false (or model.vllm_server: null), and tell us the model and the versions in manifest.json"
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,23 @@ def require_trained_adapter(policy: Policy) -> Agreement:
         if not unchanged():
             raise EngineError("vLLM changed the adapter's weights while it generated", hint=HINT)
         _require_difference(with_it, without, "the adapter in training")
-        found = Agreement(
-            _mean_difference(with_it.logprobs, model_logprobs(policy, with_it, adapted=True)),
-            _mean_difference(with_it.logprobs, model_logprobs(policy, with_it, adapted=False)),
-        )
+        return _require_agreement(policy, with_it)
+
+
+def require_handed_over(policy: Policy) -> Agreement:
+    """Before training: the vLLM server answers as the model does with the adapter, not as the base.
+
+    `lora_B` is filled with noise meanwhile, as above. The first of several processes asks this alone.
+    """
+    with _strong_adapter(policy):
+        return _require_agreement(policy, _sample(policy, ONLY))
+
+
+def _require_agreement(policy: Policy, with_it: Completion) -> Agreement:
+    found = Agreement(
+        _mean_difference(with_it.logprobs, model_logprobs(policy, with_it, adapted=True)),
+        _mean_difference(with_it.logprobs, model_logprobs(policy, with_it, adapted=False)),
+    )
     if found.apart >= found.apart_from_base:
         what = f"{found.apart:.2g} from the model with the adapter and {found.apart_from_base:.2g} from the base"
         raise EngineError(f"vLLM does not answer as the model in training: log-probabilities are {what}", hint=HINT)
@@ -100,7 +113,8 @@ def _require_difference(with_it: Completion, without: Completion, what: str) -> 
 def _sample(policy: Policy, adapter: str | None) -> Completion:
     prompt = policy.prompt_ids(QUESTION)
     sampling = Sampling(TOKENS, temperature=0.0, stop_token_ids=policy.stop_token_ids)
-    (drawn,) = batches(policy, adapter, [prompt], sampling)
+    draw = policy.remote.batches if policy.remote else batches
+    (drawn,) = draw(policy, adapter, [prompt], sampling)
     return drawn.rows[0]
 
 

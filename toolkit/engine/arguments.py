@@ -113,7 +113,7 @@ def checkpointing(recipe: Recipe) -> str | bool:
 def grpo_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
     """For `trl.GRPOConfig`."""
     grpo = recipe.grpo
-    passes = grpo.completions_per_step // setting.batch_rows
+    passes = grpo.completions_per_step // setting.processes // setting.batch_rows
     return {
         **_common(recipe, setting, folder),
         **DECIDED,
@@ -147,7 +147,7 @@ def warmup_arguments(recipe: Recipe, setting: Setting, folder: Path) -> dict[str
     return {
         **_common(recipe, setting, folder),
         "max_steps": warmup.max_steps,
-        "per_device_train_batch_size": warmup.batch_size,
+        "per_device_train_batch_size": warmup.batch_size // setting.processes,
         "gradient_accumulation_steps": 1,
         "learning_rate": warmup.learning_rate,
         "lr_scheduler_type": "linear",
@@ -172,6 +172,8 @@ def _common(recipe: Recipe, setting: Setting, folder: Path) -> dict[str, Any]:
         "bf16": setting.device == "cuda" and setting.dtype == "bfloat16",
         "fp16": setting.device == "cuda" and setting.dtype == "float16",
         "use_cpu": setting.device == "cpu",
+        # Torch's DDP: every adapter takes part in every pass. On a GPU Unsloth decides, by the kind of model.
+        **({"ddp_find_unused_parameters": False} if setting.device == "cpu" and setting.processes > 1 else {}),
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_num_workers": 0,

@@ -28,11 +28,13 @@ class Sampling:
 
 
 class Draws(TypedDict, total=False):
-    """How often each prompt is answered. A draw depends on the seed and, with some generators, on the batch it falls in."""
+    """How often each prompt is answered. A draw depends on the seed, its prompt's number and its sample, and on no batch."""
 
     samples: int
     """Completions a prompt, 1 where it is left out."""
     seed: int
+    first: int
+    """The number of the first prompt, 0 where it is left out: processes that share the prompts of a step draw as one would."""
     batch_rows: int
     """Completions generated together: speed and memory."""
     greedy_too: bool
@@ -51,10 +53,9 @@ class Completion:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The completions of one batch, and what goes on where it stopped: the state of the random generator after it."""
+    """The completions of one batch."""
 
     rows: list[Completion]
-    state: bytes
 
 
 def in_order(drawn: Iterable[Drawn]) -> list[Completion]:

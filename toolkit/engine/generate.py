@@ -44,41 +44,48 @@ def batches(
 ) -> Iterator[Drawn]:
     """What `generate` draws, batch by batch. `done`: the first batches of an equal call, which are not drawn again.
 
-    The draw of a row depends on the seed and on the batch it falls in, so equal calls give equal text.
+    A row's random numbers follow from the seed, its prompt's number and its sample, whatever is drawn beside it.
     """
     import torch
 
-    samples, greedy_too = draws.get("samples", 1), draws.get("greedy_too", False)
-
-    def answer(batch: list[int], generator: torch.Generator) -> list[Completion]:
+    def answer(batch: list[int], uniform: torch.Tensor, greedy: torch.Tensor) -> list[Completion]:
         with torch.inference_mode(), _grouped_attention(model):
             chosen = [prompts[index] for index in batch]
-            return _Decoder(model, chosen, sampling, samples, generator, greedy_too).run(batch)
+            return _Decoder(model, chosen, sampling, uniform.to(model.device), greedy.to(model.device)).run(batch)
 
-    return in_batches(prompts, answer, model.device, done=done, **draws)
+    return in_batches(prompts, answer, sampling, done=done, **draws)
 
 
 def in_batches(
     prompts: Prompts,
-    answer: Callable[[list[int], torch.Generator], list[Completion]],
-    device: Any,
+    answer: Callable[[list[int], torch.Tensor, torch.Tensor], list[Completion]],
+    sampling: Sampling,
     *,
     samples: int = 1,
     seed: int = 0,
+    first: int = 0,
     batch_rows: int = 128,
     greedy_too: bool = False,
     done: Sequence[Drawn] = (),
 ) -> Iterator[Drawn]:
-    """The batches that `answer` draws, given their prompts' indices and one random generator that goes on from batch to batch."""
+    """The batches that `answer` draws, given their prompts' indices, each row's numbers in [0, 1) [rows, tokens], and
+    which rows [rows] take the likeliest token instead."""
+    import numpy
     import torch
 
-    generator = torch.Generator(device=device).manual_seed(seed)
-    if done:
-        generator.set_state(torch.frombuffer(bytearray(done[-1].state), dtype=torch.uint8))
     order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))
     for batch in order[len(done) :]:
-        rows = answer(batch, generator)
-        yield Drawn(rows, generator.get_state().cpu().numpy().tobytes())
+        rows = [(index, sample) for index in batch for sample in range(-greedy_too, samples)]
+        numbers = [uniforms(seed, first + index, sample, sampling.max_new_tokens) for index, sample in rows]
+        greedy = torch.tensor([sample < 0 for _, sample in rows])
+        yield Drawn(answer(batch, torch.from_numpy(numpy.stack(numbers)), greedy))
+
+
+def uniforms(seed: int, prompt: int, sample: int, count: int) -> Any:
+    """A row's random numbers, one a token: float32 [count] in [0, 1). `sample` -1 is the greedy answer, which uses none."""
+    import numpy
+
+    return numpy.random.default_rng([seed, prompt, sample + 1]).random(count, dtype=numpy.float32)
 
 
 def like_lengths(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
@@ -95,15 +102,13 @@ class _Decoder:
         model: Any,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        samples: int,
-        generator: torch.Generator,
-        greedy_too: bool,
+        uniform: torch.Tensor,
+        greedy: torch.Tensor,
     ) -> None:
         import torch
 
-        self.model, self.sampling, self.generator = model, sampling, generator
-        self.samples = samples + greedy_too
-        self.greedy = torch.arange(len(prompts) * self.samples, device=model.device) % self.samples < greedy_too
+        self.model, self.sampling, self.uniform, self.greedy = model, sampling, uniform, greedy
+        self.samples = len(uniform) // len(prompts)
         self.length = max(len(prompt) for prompt in prompts)
         # Padding behind the shared beginning would take up room in a sliding window.
         alike = exact_for(model) or all(len(prompt) == self.length for prompt in prompts)
@@ -121,7 +126,7 @@ class _Decoder:
         running = list(range(len(rows)))
         logits = self._prefill()
         for position in range(self.length, self.length + self.sampling.max_new_tokens):
-            tokens, logprobs = self._draw(logits)
+            tokens, logprobs = self._draw(logits, position - self.length)
             alive = self._record(rows, running, tokens.tolist(), logprobs.tolist())
             if not alive or position + 1 == self.length + self.sampling.max_new_tokens:
                 break
@@ -151,7 +156,8 @@ class _Decoder:
         import torch
 
         keep = torch.tensor(slots, device=tokens.device)
-        self.seen, self.padding, self.greedy = self.seen[keep], self.padding[keep], self.greedy[keep]
+        self.seen, self.padding = self.seen[keep], self.padding[keep]
+        self.uniform, self.greedy = self.uniform[keep], self.greedy[keep]
         self.cache.batch_select_indices(keep)
         return tokens[keep]
 
@@ -196,17 +202,17 @@ class _Decoder:
         )
         return output.logits[:, -1].float()
 
-    def _draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return draw_tokens(logits, self.seen, self.sampling, greedy=self.greedy, generator=self.generator)
+    def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return draw_tokens(logits, self.seen, self.sampling, greedy=self.greedy, uniform=self.uniform[:, at : at + 1])
 
 
 def draw_tokens(
-    logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, *, greedy: torch.Tensor, generator: torch.Generator
+    logits: torch.Tensor, seen: torch.Tensor, sampling: Sampling, *, greedy: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The next token of every row and its log-probability under the distribution it was drawn from, two [rows].
 
     logits [rows, vocabulary] float32; seen [rows, tokens]: what a repetition penalty looks at; greedy [rows]: rows that take
-    the likeliest token and draw none.
+    the likeliest token and draw none; uniform [rows, 1]: the numbers in [0, 1) by which the others draw.
     """
     import torch
 
@@ -217,7 +223,7 @@ def draw_tokens(
         tokens = logits.argmax(dim=-1)
         return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     probabilities = torch.softmax(truncate(logits / sampling.temperature, sampling), dim=-1)
-    tokens = _invert(probabilities, generator).where(~greedy, likeliest)
+    tokens = invert(probabilities, uniform).where(~greedy, likeliest)
     return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
 
 
@@ -228,14 +234,6 @@ def _shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     first, last = min(prompts, key=list), max(prompts, key=list)
     limit = min(len(prompt) for prompt in prompts) - 1
     return next((at for at in range(limit) if first[at] != last[at]), limit)
-
-
-def _invert(probabilities: torch.Tensor, generator: torch.Generator, block: int = 256) -> torch.Tensor:
-    """One draw a row from probabilities [rows, vocabulary]."""
-    import torch
-
-    uniform = torch.rand(len(probabilities), 1, generator=generator, device=probabilities.device)
-    return invert(probabilities, uniform, block)
 
 
 def invert(probabilities: torch.Tensor, uniform: torch.Tensor, block: int = 256) -> torch.Tensor:

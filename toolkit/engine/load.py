@@ -24,6 +24,7 @@ from toolkit.errors import EngineError, MissingExtraError
 from toolkit.rundir import ADAPTER_WEIGHTS, is_whole
 
 if TYPE_CHECKING:
+    from toolkit.engine.vllm_remote import Remote
     from toolkit.recipe import Recipe
 
 CHATTER = (
@@ -48,6 +49,8 @@ class Policy:
     """Folders with weights of full fine-tuning, by the name that `load_adapter` was given."""
     beside: Beside | None = None
     """vLLM beside the model, where the setting says so (on a CPU)."""
+    remote: Remote | None = None
+    """A vLLM server that draws instead of this machine, where the recipe names one."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -99,7 +102,11 @@ def load_policy(recipe: Recipe) -> Policy:
     import torch
 
     machine = this_machine()
-    setting = resolve(recipe, machine)
+    setting, remote = resolve(recipe, machine), None
+    if setting.generator == "server":
+        from toolkit.engine.vllm_remote import connected
+
+        setting, remote = connected(recipe, machine, setting)
     if machine.device == "cpu":
         return_large_blocks()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", machine.threads)))
@@ -109,7 +116,7 @@ def load_policy(recipe: Recipe) -> Policy:
         model, tokenizer = unsloth.FastLanguageModel.from_pretrained(**arguments)
     if not tokenizer.chat_template:
         raise EngineError(NO_CHAT_TEMPLATE, where=recipe.model.source, hint="take its instruct variant")
-    policy = Policy(model, tokenizer, machine, setting)
+    policy = Policy(model, tokenizer, machine, setting, remote=remote)
     if setting.generator == "unsloth":
         from toolkit.engine.unsloth_vllm import read_back
 

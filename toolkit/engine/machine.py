@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.engine.unsloth_support import refusal
 from toolkit.engine.vllm_beside import too_few
+from toolkit.parallel.environment import place
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -41,8 +42,9 @@ PACKAGES = (
 )  # fmt: skip
 
 
-Generator = Literal["transformers", "vllm", "unsloth"]
-"""What draws completions: the model that is trained, a vLLM engine beside it, or Unsloth's model, which is vLLM's (on a GPU)."""
+Generator = Literal["transformers", "vllm", "unsloth", "server"]
+"""What draws completions: the model that is trained, a vLLM engine beside it, Unsloth's model, which is vLLM's (on a GPU), or a
+vLLM server elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,15 @@ class Machine:
     name: str
     threads: int
     memory_gib: float
-    """Of the GPU, where there is one."""
+    """Of the GPU, where there is one; else this process's part."""
     vllm: bool = False
     """Whether vLLM is installed."""
     vllm_4bit: bool = True
     """Whether that vLLM reads 4-bit weights on a GPU: newer than 0.27 it needs a plugin."""
     capability: tuple[int, int] = (9, 0)
     """Compute capability of the GPU."""
+    processes: int = 1
+    """How many train together, on this machine and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Setting:
     load_in_8bit: bool = False
     standby: bool = False
     """Whether vLLM's memory is given back between rollouts."""
+    processes: int = 1
     changes: tuple[Change, ...] = ()
 
 
@@ -101,10 +106,13 @@ def this_machine() -> Machine:
         name = torch.cuda.get_device_name()
         # Not by emulation, which is slow (and what `is_bf16_supported` answers by default).
         bf16, capability = torch.cuda.is_bf16_supported(including_emulation=False), torch.cuda.get_device_capability()
-        return Machine("cuda", bf16, name, threads, _gib(memory), vllm, _vllm_4bit(), capability)
+        found = Machine("cuda", bf16, name, threads, _gib(memory), vllm, _vllm_4bit(), capability)
+        return replace(found, processes=place().world)
     # A CPU without native bfloat16 emulates it, slower than float32.
     native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return Machine("cpu", native, platform.processor() or platform.machine(), threads, _gib(memory), vllm)
+    name = platform.processor() or platform.machine()
+    here = place()
+    return Machine("cpu", native, name, threads, _gib(memory // here.local_world), vllm, processes=here.world)
 
 
 def _vllm_4bit() -> bool:
@@ -130,6 +138,7 @@ def resolve(recipe: Recipe, machine: Machine) -> Setting:
         batch_rows=batch_rows(recipe, machine),
         load_in_8bit=recipe.model.load_in_8bit,
         standby=recipe.model.standby,
+        processes=machine.processes,
     )
     changes = tuple(_changes(recipe, machine))
     used = {change.key.rpartition(".")[2]: change.used for change in changes if change.key != "model.fast_inference"}
@@ -137,6 +146,8 @@ def resolve(recipe: Recipe, machine: Machine) -> Setting:
 
 
 def _generator(recipe: Recipe, machine: Machine) -> Generator:
+    if recipe.model.vllm_server:
+        return "server"
     if not recipe.model.fast_inference or _no_vllm(recipe, machine):
         return "transformers"
     return "unsloth" if machine.device == "cuda" else "vllm"
@@ -144,6 +155,8 @@ def _generator(recipe: Recipe, machine: Machine) -> Generator:
 
 def _no_vllm(recipe: Recipe, machine: Machine) -> str | None:
     """Why vLLM cannot generate here."""
+    if machine.processes > 1:  # Unsloth's would stand on the first GPU for all, and vLLM would join the trainer's group
+        return "vLLM inside a training process serves that one only, and there are several"
     if machine.device == "cuda":
         return refusal(recipe, machine)
     if not machine.vllm:
@@ -185,7 +198,8 @@ def _fast_inference_changes(recipe: Recipe, machine: Machine) -> Iterator[Change
 
     `auto` is no wish: without vLLM, or where a training is too short for it, nothing is changed.
     """
-    asked, why = recipe.model.fast_inference, _no_vllm(recipe, machine)
+    asked, server = recipe.model.fast_inference, recipe.model.vllm_server
+    why = None if server else _no_vllm(recipe, machine)
     if asked is True and why:
         yield Change("model.fast_inference", True, False, why)
     elif asked == "auto" and why and machine.vllm and machine.device == "cuda":
@@ -195,11 +209,11 @@ def _fast_inference_changes(recipe: Recipe, machine: Machine) -> Iterator[Change
 
 
 def batch_rows(recipe: Recipe, machine: Machine) -> int:
-    """Completions in one backward pass: the recipe's, else what fits, and always a divisor of a step's completions.
+    """Completions in one backward pass: the recipe's, else what fits, and always a divisor of this process's part of a step.
 
     Whole groups where they fit: Unsloth's GPU trainer silently takes the group size where the batch does not divide by it.
     """
-    grpo, total = recipe.grpo, recipe.grpo.completions_per_step
+    grpo, total = recipe.grpo, recipe.grpo.completions_per_step // machine.processes
     if grpo.per_device_train_batch_size is not None:
         return grpo.per_device_train_batch_size
     fits = max(1, tokens_per_pass(recipe, machine) // (grpo.max_prompt_length + grpo.max_completion_length))

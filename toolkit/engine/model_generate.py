@@ -30,18 +30,16 @@ NOTHING_ADDED = {
 def batches(
     model: Any, prompts: Prompts, sampling: Sampling, *, done: Sequence[Drawn] = (), **draws: Unpack[Draws]
 ) -> Iterator[Drawn]:
-    """As `generate.batches`; what is drawn with a seed is not the same text, as rows that have stopped stay in the batch."""
-    greedy_too = draws.get("greedy_too", False)
-    samples = draws.get("samples", 1) + greedy_too
+    """As `generate.batches`, with the same random numbers."""
 
-    def answer(batch: list[int], generator: torch.Generator) -> list[Completion]:
-        rows = [Completion(index) for index in batch for _ in range(samples)]
-        drawer = _Drawer(sampling, generator, len(rows), samples, greedy_too)
+    def answer(batch: list[int], uniform: torch.Tensor, greedy: torch.Tensor) -> list[Completion]:
+        rows = [Completion(index) for index in batch for _ in range(len(uniform) // len(batch))]
+        drawer = _Drawer(sampling, uniform.to(model.device), greedy.to(model.device))
         _generate(model, [prompts[row.prompt_index] for row in rows], sampling, drawer)
         drawer.write(rows)
         return rows
 
-    return in_batches(prompts, answer, model.device, done=done, **draws)
+    return in_batches(prompts, answer, sampling, done=done, **draws)
 
 
 def _generate(model: Any, prompts: Prompts, sampling: Sampling, drawer: _Drawer) -> None:
@@ -68,22 +66,17 @@ def _generate(model: Any, prompts: Prompts, sampling: Sampling, drawer: _Drawer)
 class _Drawer:
     """A logits processor that draws: it leaves the token it drew as the only one, which `generate` then takes."""
 
-    def __init__(
-        self, sampling: Sampling, generator: torch.Generator, rows: int, samples: int, greedy_too: bool
-    ) -> None:
-        import torch
-
-        self.sampling, self.generator = sampling, generator
-        self.greedy = torch.arange(rows, device=generator.device) % samples < greedy_too
+    def __init__(self, sampling: Sampling, uniform: torch.Tensor, greedy: torch.Tensor) -> None:
+        self.sampling, self.uniform, self.greedy = sampling, uniform, greedy
         self.tokens: list[torch.Tensor] = []
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         import torch
 
-        tokens, logprobs = draw_tokens(
-            scores.float(), input_ids, self.sampling, greedy=self.greedy, generator=self.generator
-        )
+        at = len(self.tokens)
+        uniform = self.uniform[:, at : at + 1]
+        tokens, logprobs = draw_tokens(scores.float(), input_ids, self.sampling, greedy=self.greedy, uniform=uniform)
         self.tokens.append(tokens)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -float("inf")).scatter(1, tokens[:, None], 0.0)

@@ -7,7 +7,6 @@ the lean one) generates and scores every draw; this puts batches together, and r
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,6 @@ _PADDING: dict[str, tuple[str, float | None]] = {
 
 def resampling_trainer(base: Any, recorder: RewardRecorder, recipe: Recipe, row_ids: Sequence[str]) -> Any:
     """A subclass of the trainer class `base` whose training set holds these rows in this order."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise EngineError("groups are drawn again in one process only", hint="grpo.resample_rounds: 0, or one process")
 
     class ResamplingGRPOTrainer(base):
         resample_round = 0

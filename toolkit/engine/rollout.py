@@ -14,6 +14,7 @@ from toolkit.engine.arguments import training_sampling
 from toolkit.engine.load import Policy
 from toolkit.engine.sampler import draw
 from toolkit.errors import EngineError
+from toolkit.parallel.environment import place
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,7 +38,7 @@ def rollouts(policy: Policy, recipe: Recipe) -> Callable[[list[Any], Any], dict[
     """TRL's `rollout_func`: prompts (each repeated for its group) -> token ids and log-probabilities of the answers.
 
     The seed depends on the recipe, the step and the round (`resample`) alone, so a resumed run draws what the
-    uninterrupted one drew.
+    uninterrupted one drew; and a prompt's number on its place in the step, so several processes draw what one would.
     """
     sampling = training_sampling(recipe, policy.stop_token_ids)
 
@@ -46,7 +47,8 @@ def rollouts(policy: Policy, recipe: Recipe) -> Callable[[list[Any], Any], dict[
         ids = [policy.prompt_ids(prompt) for prompt in prompts]
         groups = ids[:: recipe.grpo.num_generations]
         seed = recipe.seed * 1_000_003 + step + (round_ << 54)  # above every seed and step
-        drawn = draw(policy, "default", groups, sampling, samples=recipe.grpo.num_generations, seed=seed)
+        first = place().rank * len(groups)
+        drawn = draw(policy, "default", groups, sampling, samples=recipe.grpo.num_generations, seed=seed, first=first)
         return {
             "prompt_ids": ids,
             "completion_ids": [completion.token_ids for completion in drawn],

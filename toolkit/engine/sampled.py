@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from toolkit.parallel.collective import gathered
+
 if TYPE_CHECKING:
     import torch
 
@@ -44,8 +46,9 @@ def comparing_trainer(base: Any) -> Any:
             return loss
 
         def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-            if self._compared and self.model.training:
-                for name, value in summary(self._compared).items():
+            if self.model.training:
+                compared = [pair for part in gathered(self._compared) for pair in part]
+                for name, value in (summary(compared) if compared else {}).items():
                     self._metrics["train"][name] = [value]
                 self._compared = []
             super().log(logs, *args, **kwargs)

@@ -16,6 +16,8 @@ def prepare(policy: Policy) -> None:
     """Start what generates in training. Where it does not start another way is taken, and `policy.setting` says so."""
     if policy.beside:
         policy.beside.start(policy)
+    if policy.remote:
+        policy.remote.start()
 
 
 def draw(
@@ -40,10 +42,13 @@ def draw_batches(
 
         yield from unsloth_vllm.batches(policy, adapter, prompts, sampling, done=done, **draws)
         return
+    if policy.remote and policy.remote.takes(policy, adapter, prompts, sampling):
+        with in_place(policy, adapter):
+            yield from policy.remote.batches(policy, adapter, prompts, sampling, done=done, **draws)
+        return
     completions = draws.get("samples", 1) + draws.get("greedy_too", False)
-    by_transformers = bool(done and done[-1].state)  # vLLM's batches have no state
     engine = policy.beside and policy.beside.engine_for(policy, adapter, prompts, sampling, completions)
-    if engine and not by_transformers:
+    if engine:
         with in_place(policy, adapter):
             yield from engine.batches(adapter, prompts, sampling, done=done, **draws)
         return

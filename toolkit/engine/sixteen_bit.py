@@ -7,6 +7,7 @@ original, is done only where the recipe says so, and is recorded.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -91,6 +92,11 @@ def shown(source: str) -> str:
     return source if is_hub_name(source) or source.startswith("package:") else Path(source).name
 
 
+def sixteen_bit_name(source: str) -> str | None:
+    """The Hub name of the 16-bit model of which a Hub model is a 4-bit copy; None where it is none."""
+    return _original(source, {})[0] if is_hub_name(source) else None
+
+
 def _original(source: str, config: dict[str, Any]) -> tuple[str | None, str]:
     """The 16-bit model of which the source is a copy: by Unsloth's table, by the name, or by its config."""
     if is_hub_name(source):
@@ -146,11 +152,18 @@ def _check_same(copy: dict[str, Any], original: dict[str, Any], source: str, nam
     """The two are one model by their shapes, and the second is no copy itself."""
     if _is_quantized(original):
         raise EngineError("export.base is a quantised copy as well", where=named, hint=_ASK)
-    sides = [config.get("text_config") or config for config in (copy, original)]
-    odd = [key for key in _SHAPE_KEYS if key in sides[0] and key in sides[1] and sides[0][key] != sides[1][key]]
-    if odd:
-        differences = ", ".join(f"{key} {sides[1][key]} instead of {sides[0][key]}" for key in odd)
-        raise EngineError(f"{named} is not the original of {source}: {differences}", hint=_ASK)
+    if odd := odd_shapes(original, copy):
+        raise EngineError(f"{named} is not the original of {source}: {', '.join(odd)}", hint=_ASK)
+
+
+def odd_shapes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Why a model of the one configuration cannot be of the other: `hidden_size 576 instead of 640`. What one lacks is left out."""
+    here, there = (config.get("text_config") or config for config in (found, wanted))
+    return [
+        f"{key} {here[key]} instead of {there[key]}"
+        for key in _SHAPE_KEYS
+        if key in here and key in there and here[key] != there[key]
+    ]
 
 
 def dequantized(folder: Path) -> Path:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import EngineError, MissingExtraError
-from toolkit.rundir import read_json, sha256_of
+from toolkit.rundir import LICENCE_FILES, read_json, sha256_of
 
 if TYPE_CHECKING:
     from toolkit.recipe import Model
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
+_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "*.txt", *LICENCE_FILES)
 _NOT_NEEDED = ("consolidated*", "*/*")
 """The same weights a second time, in another format."""
 

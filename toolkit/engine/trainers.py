@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.engine.adapter_guard import require_trained_adapter
+from toolkit.engine.adapter_guard import require_handed_over, require_trained_adapter
 from toolkit.engine.arguments import DECIDED, FROM_RECIPE, grpo_arguments, warmup_arguments
 from toolkit.engine.lean import exact_for, lean_trainer
 from toolkit.engine.lean_packed import can_pack
+from toolkit.engine.lean_parallel import averaging_trainer
 from toolkit.engine.load import Policy, quiet_progress
 from toolkit.engine.machine import return_memory
 from toolkit.engine.resample import resampling_trainer
@@ -20,6 +21,7 @@ from toolkit.engine.sampled import comparing_trainer
 from toolkit.engine.surroundings import surroundings
 from toolkit.engine.trackers import prepare_tracker
 from toolkit.errors import EngineError
+from toolkit.parallel.environment import first as first_process
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe
@@ -74,6 +76,8 @@ def run_grpo(
     callback = _after_each_step(lambda step, logs: on_step(step, logs, recorder.take()))
     if policy.setting.generator == "unsloth":
         require_trained_adapter(policy)
+    elif policy.remote and first_process():
+        require_handed_over(policy)
     with quiet_progress():
         trainer = build_grpo_trainer(policy, recipe, rows, recorder, folder, [callback])
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -100,6 +104,7 @@ def build_grpo_trainer(
     )
     kind: Any = trl.GRPOTrainer if policy.setting.device == "cuda" else comparing_trainer(trl.GRPOTrainer)
     kind = lean_trainer(kind) if lean else kind
+    kind = averaging_trainer(kind) if lean and policy.setting.processes > 1 else kind
     if recipe.grpo.resample_rounds:
         kind = resampling_trainer(kind, recorder, recipe, [row.id for row in rows])
     arguments = grpo_arguments(recipe, policy.setting, folder)
@@ -126,7 +131,14 @@ def _as_asked(kind: Any, arguments: dict[str, Any]) -> Any:
     """The configuration with these arguments. Unsloth's replaces some that it holds for mistakes: that is an error here."""
     config = kind(**arguments)
     _require_held(config, arguments)
+    _unnumbered(config)
     return config
+
+
+def _unnumbered(config: Any) -> None:
+    """accelerate numbers the processor by process, as cpu:1; where a trainer reads its state to that place, torch knows none."""
+    if config.device.type == "cpu" and config.device.index is not None:
+        config.distributed_state.device = config.__dict__["_setup_devices"] = type(config.device)("cpu")
 
 
 HELD = (

@@ -48,11 +48,12 @@ def batches(
     *,
     samples: int = 1,
     seed: int = 0,
+    first: int = 0,
     batch_rows: int = TOGETHER,
     greedy_too: bool = False,
     done: Sequence[Drawn] = (),
 ) -> Iterator[Drawn]:
-    """As `generate.batches`. A row's random numbers follow from the seed, its prompt's index and its sample alone."""
+    """As `generate.batches`. A row's random numbers follow from the seed, its prompt's number and its sample alone."""
     size = max(1, max(batch_rows, TOGETHER) // (samples + greedy_too))
     order = list(like_lengths(prompts, size))[len(done) :]
     if not order:
@@ -60,7 +61,8 @@ def batches(
     request = _request(policy, adapter)
     try:
         for batch in order:
-            yield Drawn(_answers(policy, request, batch, prompts, sampling, samples, seed, greedy_too), b"")
+            seeds = [prompt_seed(seed, first + index) for index in batch]
+            yield Drawn(_answers(policy, request, batch, prompts, sampling, samples, seeds, greedy_too))
     finally:
         rest(policy)
 
@@ -72,23 +74,24 @@ def _answers(
     prompts: Prompts,
     sampling: Sampling,
     samples: int,
-    seed: int,
+    seeds: Sequence[int],
     greedy_too: bool,
 ) -> list[Completion]:
     """Per prompt the greedy completion, where there is one, then the samples."""
-    asked = [(index, greedy) for index in batch for greedy in ([True, False] if greedy_too else [False])]
+    kinds = [True, False] if greedy_too else [False]
+    asked = [(index, seed, greedy) for index, seed in zip(batch, seeds, strict=True) for greedy in kinds]
     outputs = policy.model.fast_generate(
-        [{"prompt_token_ids": list(prompts[index])} for index, _ in asked],
+        [{"prompt_token_ids": list(prompts[index])} for index, _, _ in asked],
         sampling_params=[
-            parameters(sampling, samples=1 if greedy else samples, seed=_seed(seed, index), greedy=greedy)
-            for index, greedy in asked
+            parameters(sampling, samples=1 if greedy else samples, seed=seed, greedy=greedy)
+            for _, seed, greedy in asked
         ],
         lora_request=request,
         use_tqdm=False,
     )
     return [
         _completion(index, answer, sampling)
-        for (index, _), output in zip(asked, outputs, strict=True)
+        for (index, *_), output in zip(asked, outputs, strict=True)
         for answer in sorted(output.outputs, key=lambda answer: answer.index)
     ]
 
@@ -119,9 +122,9 @@ def parameters(sampling: Sampling, *, samples: int, seed: int, greedy: bool) -> 
     )
 
 
-def _seed(seed: int, index: int) -> int:
+def prompt_seed(seed: int, prompt: int) -> int:
     """A prompt's own seed, below 2^62: vLLM adds the sample's number to it."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:8]) >> 2
+    return int.from_bytes(hashlib.sha256(f"{seed}/{prompt}".encode()).digest()[:8]) >> 2
 
 
 def _completion(index: int, answer: Any, sampling: Sampling) -> Completion:

@@ -128,18 +128,19 @@ class VllmEngine:
         *,
         samples: int = 1,
         seed: int = 0,
+        first: int = 0,
         batch_rows: int = MOST_ROWS,
         greedy_too: bool = False,
         done: Sequence[Drawn] = (),
     ) -> Iterator[Drawn]:
-        """As `generate.batches`. A row's text depends on the seed, its prompt's index and its sample, and on no batch."""
+        """As `generate.batches`. A row's text depends on the seed, its prompt's number and its sample, and on no batch."""
         self.hand_over(adapter)
         order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))[len(done) :]
         rows = [[_Row(index, sample) for index in batch for sample in range(-greedy_too, samples)] for batch in order]
         self._dice.sampling = sampling
         try:
             for row in itertools.chain.from_iterable(rows):
-                self._dice.throw(row.key, seed, row.prompt, row.sample + 1)
+                self._dice.throw(row.key, seed, first + row.prompt, row.sample)
                 prompt = {"prompt_token_ids": list(prompts[row.prompt])}
                 self._core.add_request(row.key, prompt, _asked(sampling, row))
             yield from self._collected(rows, sampling)
@@ -156,7 +157,7 @@ class VllmEngine:
                     if output.finished:
                         del self._dice.rows[output.request_id]
                         ready[output.request_id] = _completion(output, sampling)
-            yield Drawn([ready.pop(row.key) for row in batch], b"")
+            yield Drawn([ready.pop(row.key) for row in batch])
 
     def hand_over(self, adapter: str | None) -> None:
         """Give vLLM the weights of the model with this adapter (None: the bare base), unless it has them."""

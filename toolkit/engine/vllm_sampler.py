@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.engine.completions import Sampling
-from toolkit.engine.generate import invert, truncate
+from toolkit.engine.generate import invert, truncate, uniforms
 
 
 class Dice:
@@ -22,12 +22,9 @@ class Dice:
         self.rows: dict[str, Any] = {}
         """By the row's key: numbers in [0, 1), one a token."""
 
-    def throw(self, key: str, *seeds: int) -> None:
-        """Numbers for one row."""
-        import numpy
-
-        generator = numpy.random.default_rng(list(seeds))
-        self.rows[key] = generator.random(self.sampling.max_new_tokens, dtype=numpy.float32)
+    def throw(self, key: str, seed: int, prompt: int, sample: int) -> None:
+        """Numbers for one row, as `generate` draws them."""
+        self.rows[key] = uniforms(seed, prompt, sample, self.sampling.max_new_tokens)
 
 
 def install(worker: Any, dice: Dice) -> None:

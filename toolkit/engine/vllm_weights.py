@@ -37,7 +37,7 @@ def fingerprint(model: Any, adapter: str | None) -> str:
     for name, parameter in model.named_parameters():
         if f".{adapter}." in name or (parameter.requires_grad and not _of_an_adapter(name)):
             digest.update(name.encode())
-            digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+            digest.update(parameter.detach().contiguous().view(torch.uint8).cpu().numpy())
     return digest.hexdigest()
 
 

@@ -56,8 +56,9 @@ def export_needs(recipe: Recipe, shape: Shape) -> list[Need]:
     export = recipe.export
     adapter = 0 if recipe.model.full_finetuning else 4 * _trained(recipe, shape)
     odd = any(inputs % 256 for inputs, _ in shape.projections.values())
-    needs = [Need("merged folder", 2 * shape.weights + 4 * adapter, "exports")]
-    for kind in export_types(export.gguf, "f16"):
+    width = 4 if export.is_wide else 2
+    needs = [Need("merged folder", width * shape.weights + 4 * adapter, "exports")]
+    for kind in export_types(export.gguf, "f32" if export.is_wide else "f16"):
         size = gguf_bytes(kind, matrices=shape.matrices, embeddings=shape.embeddings, odd_rows=odd)
         needs.append(Need(f"GGUF {kind}", size, "exports"))
     largest = max((need.size for need in needs[1:]), default=0)

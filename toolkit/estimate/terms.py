@@ -37,6 +37,10 @@ DRAW_LOGITS_BYTES = 24
 VLLM_LIBRARIES_GIB = 0.8
 """vLLM imported beside Unsloth, its engine built."""
 
+SENT_BYTES = {"cuda": 3 * GIB, "cpu": float("inf")}
+"""What of the weights is copied at a time for a vLLM server: two packed buffers of 1 GiB (vLLM's `packed_tensor.py`) and what one
+is packed from; all of them where they go as files."""
+
 Phase = Literal["always", "warm-up", "generation", "backward"]
 GENERATION_ROWS = 128
 """Completions that are drawn together at most (`Draws.batch_rows`)."""
@@ -227,6 +231,9 @@ def _generation(counts: _Counts, machine: Machine) -> list[Term]:
     if counts.setting.generator == "unsloth":
         return _of_unsloths_vllm(counts, machine)
     grpo, shape, wide = counts.recipe.grpo, counts.shape, counts.wide
+    if counts.setting.generator == "server":
+        size = min(SENT_BYTES[counts.setting.device], shape.weights * wide)
+        return [_term("a copy of the weights", size, "on their way to the vLLM server", "generation")]
     if counts.setting.generator == "vllm":
         rows = min(GENERATION_ROWS, max(grpo.completions_per_step, counts.recipe.eval.batch_size))
         how = f"{shape.weights / 1e6:.0f}M, {wide} bytes each, a second time"

@@ -37,13 +37,13 @@ class Progress:
         while (file := self._batch(model, len(found))).is_file():
             saved = read_json(file)
             rows = [Completion(at, ids, truncated=truncated) for at, ids, truncated in saved["rows"]]
-            found.append(Drawn(rows, bytes.fromhex(saved["state"])))
+            found.append(Drawn(rows))
         return found
 
     def add(self, model: str, number: int, drawn: Drawn) -> None:
         """Keep a batch: from now on it is not drawn again."""
         rows = [[row.prompt_index, row.token_ids, row.truncated] for row in drawn.rows]
-        write_json(self._batch(model, number), {"state": drawn.state.hex(), "rows": rows})
+        write_json(self._batch(model, number), {"rows": rows})
 
     def answers(self, model: str) -> list[Answer] | None:
         """This model's judged answers, where all of them are there."""

@@ -1,6 +1,7 @@
 """Export: a run becomes a folder that holds the merged model, its GGUF files and a manifest of their bytes.
 
-After full fine-tuning the merged model is the trained one, rounded to the base's type, and there is no adapter.
+After full fine-tuning the merged model is the trained one, rounded to the base's type unless the recipe asks for float32, and
+there is no adapter.
 
 It proves nothing: that is `verify`, which reads this folder. Two exports of one run are equal to the bit.
 """
@@ -52,23 +53,31 @@ LOSSY = "merged into weights that were computed back from 4 bits, not into the 1
 
 
 def export_run(
-    run: Path, *, merged: bool = True, quants: Sequence[str] | None = None, out: Path | None = None
+    run: Path,
+    *,
+    recipe: Recipe | None = None,
+    merged: bool = True,
+    quants: Sequence[str] | None = None,
+    out: Path | None = None,
 ) -> ExportRecord:
-    """Merge the run's adapter and write the GGUF types `quants` (None: those of its recipe) into `out`.
+    """Merge the run's adapter and write the GGUF types `quants` (None: those of the recipe) into `out`.
 
-    `merged=False` asks for the GGUF files alone; the merged folder stays beside them all the same, because
-    they come from it and `verify` compares with it.
+    `recipe`: the run's with another export section; None: its own. `merged=False` asks for the GGUF files alone; the
+    merged folder stays beside them all the same, because they come from it and `verify` compares with it.
     """
-    target = ExportDir(EXPORTS / run.resolve().name if out is None else out)
-    with writing(target.path):
-        return _exported(RunDir(run.resolve()), target, merged=merged, quants=quants)
-
-
-def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequence[str] | None) -> ExportRecord:
-    from toolkit.engine.sixteen_bit import merge_base
     from toolkit.recipe import load_resolved
 
-    recipe = load_resolved(source.recipe).recipe
+    source, target = RunDir(run.resolve()), ExportDir(EXPORTS / run.resolve().name if out is None else out)
+    with writing(target.path):
+        recipe = recipe or load_resolved(source.recipe).recipe
+        return _exported(source, target, recipe, merged=merged, quants=quants)
+
+
+def _exported(
+    source: RunDir, target: ExportDir, recipe: Recipe, *, merged: bool, quants: Sequence[str] | None
+) -> ExportRecord:
+    from toolkit.engine.sixteen_bit import merge_base
+
     if not source.adapter.is_dir():
         raise ExportError(
             "the run holds no trained adapter or model",
@@ -83,12 +92,11 @@ def _exported(source: RunDir, target: ExportDir, *, merged: bool, quants: Sequen
     _prepare(target, base.folder, source.adapter, kinds, recipe.export)
     if base.lossy:
         console.warn(LOSSY)
-    written = _write_merged(base.folder, source.adapter, target.merged)
+    written = _write_merged(base.folder, source.adapter, target.merged, wide=recipe.export.is_wide)
     ggufs = _write_ggufs(target, source.path.name, kinds, written["dtype"], recipe)
     trained = _ship_adapter(source.adapter, target.path / ADAPTER, recipe.model.source)
     lora = _write_lora(target, source.path.name) if recipe.export.lora_gguf else None
-    with replacing(target.recipe) as temporary:
-        shutil.copyfile(source.recipe, temporary)
+    write_json(target.recipe, recipe.model_dump(mode="json"))
     files = [_describe(paths, kind) for kind, paths in ggufs.files.items()]
     record = ExportRecord(
         run=source.path.name,
@@ -135,15 +143,16 @@ def _prepare(target: ExportDir, base: Path, adapter: Path, kinds: list[str], set
         adapter_bytes=(adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0,
         split_bytes=settings.max_shard_bytes,
         freed_bytes=sum(path.stat().st_size for path in earlier if path.is_file()),
+        wide=settings.is_wide,
     )
     for path in [target.manifest, target.certificate, target.certificate_text, *earlier]:
         path.unlink(missing_ok=True)
 
 
-def _write_merged(base: Path, adapter: Path, target: Path) -> dict[str, Any]:
+def _write_merged(base: Path, adapter: Path, target: Path, *, wide: bool) -> dict[str, Any]:
     with replacing(target) as staging:
         staging.mkdir()
-        written = merge(base, adapter, staging)
+        written = merge(base, adapter, staging, wide=wide)
         write_folder(base, adapter, staging, dtype=written.dtype, unties=written.unties)
     return {"dtype": written.dtype, "changed": list(written.changed), **_hashes(target)}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,6 +25,9 @@ MAX_HEADER_BYTES = 100_000_000
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """Types of plain weights, by their name in a header -> in torch."""
+
+SIZES = {"BF16": 2, "F16": 2, "F32": 4}
+"""Bytes of one of their numbers."""
 
 BLOCK_WEIGHTS = 2**20
 """How many weights are worked on at a time: 4 MB in fp32, whatever the size of the tensor."""
@@ -52,6 +55,12 @@ class Place:
         step = max(1, BLOCK_WEIGHTS // max(1, math.prod(self.shape[1:])))
         for first in range(0, self.n_rows, step):
             yield first, min(first + step, self.n_rows)
+
+    def written_as(self, dtype: str | None) -> Place:
+        """What its numbers take in another of the DTYPES (None: their own); numbers that are no plain weights stay as they are."""
+        if dtype is None or self.dtype not in DTYPES:
+            return self
+        return replace(self, dtype=dtype, end=self.begin + math.prod(self.shape) * SIZES[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +138,14 @@ def read_shard(path: Path) -> Shard:
     return Shard(path, start, places, metadata)
 
 
-def header_of(shard: Shard, added: dict[str, Place]) -> bytes:
-    """The shard's header with more tensors behind its own; their places count for nothing but type, shape and size."""
+def header_of(tensors: dict[str, Place], metadata: dict[str, str] | None) -> bytes:
+    """The header of a file with these tensors in turn; their places count for nothing but type, shape and size."""
     at, entries = 0, {}
-    for name, place in [*shard.tensors.items(), *added.items()]:
+    for name, place in tensors.items():
         size = place.end - place.begin
         entries[name] = {"dtype": place.dtype, "shape": list(place.shape), "data_offsets": [at, at + size]}
         at += size
-    content = ({"__metadata__": shard.metadata} if shard.metadata else {}) | entries
+    content = ({"__metadata__": metadata} if metadata else {}) | entries
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8, as the library writes them
     return len(text).to_bytes(8, "little") + text

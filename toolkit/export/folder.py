@@ -43,7 +43,6 @@ ENDS = {
 }
 """End of a turn -> every token that ends an answer in that family, as Meta (Llama 3.1 on) and Google (Gemma) publish it in
 generation_config.json, which copies of their models do not always keep."""
-LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str, unties: bool = False) -> None:
@@ -62,7 +61,7 @@ def write_folder(base: Path, adapter: Path, out: Path, *, dtype: str, unties: bo
             write_tokenizer_model(read_json(base / TOKENIZER), out / SENTENCEPIECE)
     elif not (base / SENTENCEPIECE).is_file():
         raise ExportError("the base model has no tokenizer.json and no tokenizer.model", where=str(base))
-    for pattern in LICENCES:
+    for pattern in rundir.LICENCE_FILES:
         for path in sorted(base.glob(pattern)):
             _copy_if_there(path, out / path.name)
     settings = tokenizer_settings(base, adapter)

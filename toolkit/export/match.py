@@ -1,4 +1,5 @@
-"""Finds the tensors of a checkpoint that an adapter means: exact, one to one, or an error that shows both sides.
+"""Finds the tensors of a checkpoint that were trained, by an adapter or whole: exact, one to one, or an error that shows both
+sides.
 
 Names differ in their beginnings only. Output heads that are tied to the embedding get a tensor of their own where the
 adapter parts the two, because then the model that was trained was not tied any more.
@@ -90,8 +91,8 @@ def _stored_names(names: list[str], places: dict[str, Place], tied: dict[str, st
             return rule
     missing = [name for name in names if name not in known]
     raise ExportError(
-        f"{len(missing)} of the adapter's {len(names)} tensors are not in the base.\n"
-        f"adapter: {', '.join(missing[:3])}\nbase:    {', '.join(sorted(places)[:3])}"
+        f"{len(missing)} of the {len(names)} tensors that were trained are not in the base.\n"
+        f"trained: {', '.join(missing[:3])}\nbase:    {', '.join(sorted(places)[:3])}"
     )
 
 
@@ -111,7 +112,7 @@ def _rules(names: list[str]) -> Iterator[dict[str, str]]:
 def _check(name: str, change: Change, there: str, places: dict[str, Place], folder: Path) -> None:
     place = places[there]
     if place.dtype not in DTYPES:
-        what = f"{there} is stored as {place.dtype}: an adapter is merged into 16-bit weights only"
+        what = f"{there} is stored as {place.dtype}: only plain 16- or 32-bit weights can be merged into"
         raise ExportError(what, where=str(folder), hint="name the 16-bit original in export.base")
     if change.shape != place.shape:
-        raise ExportError(f"{name} is {change.shape} in the adapter, {place.shape} in the base")
+        raise ExportError(f"{name} is {change.shape} as it was trained, {place.shape} in the base")

@@ -1,7 +1,7 @@
 """Merges a LoRA adapter into a 16-bit checkpoint, rows by rows from disk to disk. It knows no model class.
 
-Arithmetic is fp32 with one rounding to the base's type; every tensor that the adapter does not name is copied
-byte for byte. Only some rows of one tensor are in memory at a time, whatever the size of the model.
+Arithmetic is fp32 with one rounding to the base's type (or none, where float32 is asked for); every tensor that the adapter
+does not name is copied byte for byte. Only some rows of one tensor are in memory at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ class Merged:
     """Whether the output head is a tensor of its own now."""
 
 
-def merge(base: Path, adapter: Path, out: Path) -> Merged:
-    """Write the merged shards (and index) into the folder `out`, under the base's file names."""
+def merge(base: Path, adapter: Path, out: Path, *, wide: bool = False) -> Merged:
+    """Write the merged shards (and index) into the folder `out`, under the base's file names.
+
+    `wide`: all weights in float32, so that nothing is rounded away; else each in the base's own type.
+    """
+    dtype = "F32" if wide else None
     checkpoint = open_checkpoint(base)
     tuned = read_adapter(adapter)
     plan = match(tuned, checkpoint)
@@ -57,12 +61,12 @@ def merge(base: Path, adapter: Path, out: Path) -> Merged:
         for name, copy in plan.copies.items():
             _compare(checkpoint, name, factors, copy)
         for shard in checkpoint.shards:
-            _write_shard(shard, out / shard.path.name, plan, factors)
+            _write_shard(shard, out / shard.path.name, plan, factors, dtype)
     if checkpoint.index:
-        _write_index(checkpoint, out, plan)
+        _write_index(checkpoint, out, plan, dtype)
     size = sum((out / shard.path.name).stat().st_size for shard in checkpoint.shards)
     first = checkpoint.tensors[min([*plan.changes, *(origin for origin, _ in plan.added.values())])]
-    return Merged(plan.changed, DTYPES[first.dtype], size, plan.unties)
+    return Merged(plan.changed, DTYPES[dtype or first.dtype], size, plan.unties)
 
 
 @contextmanager
@@ -90,11 +94,11 @@ def _compare(checkpoint: Checkpoint, name: str, factors: BinaryIO, copy: Place) 
                 raise ExportError(f"the adapter holds a copy of {name} that differs from the base", where=factors.name)
 
 
-def _write_shard(shard: Shard, out: Path, plan: Plan, factors: BinaryIO) -> None:
+def _write_shard(shard: Shard, out: Path, plan: Plan, factors: BinaryIO, dtype: str | None) -> None:
     """A piece is made while the one before it is being written."""
     with open(shard.path, "rb") as source, open(out, "wb") as target, ThreadPoolExecutor(1) as writer:
         before: Future[int] | None = None
-        for piece in _pieces(shard, plan, source, factors):
+        for piece in _pieces(shard, plan, source, factors, dtype):
             if before:
                 before.result()
             before = writer.submit(target.write, piece)
@@ -104,40 +108,45 @@ def _write_shard(shard: Shard, out: Path, plan: Plan, factors: BinaryIO) -> None
         os.fsync(target.fileno())
 
 
-def _pieces(shard: Shard, plan: Plan, source: BinaryIO, factors: BinaryIO) -> Iterator[bytes | memoryview]:
+def _pieces(
+    shard: Shard, plan: Plan, source: BinaryIO, factors: BinaryIO, dtype: str | None
+) -> Iterator[bytes | memoryview]:
     """The merged file from its first byte to its last."""
     added = {name: origin for name, (origin, _) in plan.added.items() if origin in shard.tensors}
-    if added:
-        yield header_of(shard, {name: shard.tensors[origin] for name, origin in added.items()})
-    else:
+    origins = {name: shard.tensors[added.get(name, name)] for name in [*shard.tensors, *added]}
+    written = {name: place.written_as(dtype) for name, place in origins.items()}
+    if written == shard.tensors:
         yield from _copied(source, 0, shard.header_bytes)
-    for name, place in shard.tensors.items():
-        yield from _tensor(name, source, place, plan.changes.get(name), factors)
-    for name, origin in added.items():
-        yield from _tensor(name, source, shard.tensors[origin], plan.added[name][1], factors)
+    else:
+        yield header_of(written, shard.metadata)
+    for name, place in origins.items():
+        change = plan.added[name][1] if name in added else plan.changes.get(name)
+        yield from _tensor(name, source, place, change, factors, written[name].dtype)
 
 
 def _tensor(
-    name: str, source: BinaryIO, place: Place, change: Change | None, factors: BinaryIO
+    name: str, source: BinaryIO, place: Place, change: Change | None, factors: BinaryIO, dtype: str
 ) -> Iterator[bytes | memoryview]:
     import torch
 
-    if change is None:
+    if change is None and dtype == place.dtype:
         yield from _copied(source, place.begin, place.end - place.begin)
         return
-    rows = _rows(change, factors)
+    rows, kind = _rows(change, factors), getattr(torch, DTYPES[dtype])
     for first, last in place.blocks():
         with torch.inference_mode():
             stored = read_rows(source, place, first, last)
-            merged = rows(stored.to(torch.float32, copy=True), first, last).to(stored.dtype).contiguous()
+            merged = rows(stored.to(torch.float32, copy=True), first, last).to(kind).contiguous()
             # A sum is finite only of finite numbers, and ten times faster than to ask each of them.
             if not merged.sum(dtype=torch.float32).isfinite() and not merged.isfinite().all():
                 raise ExportError(f"{name} holds infinite or undefined numbers after merging")
         yield merged.view(torch.uint8).numpy().data
 
 
-def _rows(change: Change, factors: BinaryIO) -> Rows:
+def _rows(change: Change | None, factors: BinaryIO) -> Rows:
     """The change as arithmetic on some rows. PEFT's formulas: peft/tuners/lora/layer.py and dora.py."""
+    if change is None:
+        return lambda weight, first, last: weight
     if isinstance(change, Place):
         return lambda _, first, last: read_rows(factors, change, first, last).float()
     up, down = read_rows(factors, change.up).float(), read_rows(factors, change.down).float()
@@ -164,14 +173,15 @@ def _copied(source: BinaryIO, begin: int, count: int) -> Iterator[bytes]:
         count -= len(piece)
 
 
-def _write_index(checkpoint: Checkpoint, out: Path, plan: Plan) -> None:
+def _write_index(checkpoint: Checkpoint, out: Path, plan: Plan, dtype: str | None) -> None:
     """The base's index with what was added, and the true size of all tensors, which not every base's index has."""
     assert checkpoint.index is not None
     text = checkpoint.index.read_text(encoding="utf-8")
     content = json.loads(text)
     places = checkpoint.tensors
     homes = {name: checkpoint.shard_of(origin).path.name for name, (origin, _) in plan.added.items()}
-    size = sum(place.end - place.begin for place in [*places.values(), *(places[o] for o, _ in plan.added.values())])
+    all_places = [*places.values(), *(places[origin] for origin, _ in plan.added.values())]
+    size = sum(place.end - place.begin for place in (place.written_as(dtype) for place in all_places))
     metadata = content.get("metadata") or {}
     if homes or metadata.get("total_size") != size:
         content["weight_map"] = dict(sorted((content["weight_map"] | homes).items()))

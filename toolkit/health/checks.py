@@ -11,6 +11,8 @@ import statistics
 from toolkit.health.finding import Seen
 from toolkit.health.records import STEPS, TREND_STEPS, Records, first, last, window
 
+WHOLE = 0.1
+"""Full fine-tuning learns at a tenth of an adapter's learning rate or less, and moves far more weights by it."""
 HIGHEST_NORMAL_LENGTH_CHANGE = 1.5
 """Longer completions are slower per token, by attention and by less company in the batch: no sign of memory pressure."""
 
@@ -62,12 +64,13 @@ def no_spread(records: Records, threshold: float) -> list[Seen]:
 
 
 def small_learning_rate(records: Records, threshold: float) -> list[Seen]:
-    """The adapter's weights after training against those before."""
-    if records.moved is None or len(records.lines) < STEPS or records.moved > threshold:
+    """The trained weights against those before. Of all weights of a model a tenth as much is expected (docs/doctor.md)."""
+    whole = records.recipe.model.full_finetuning
+    if records.moved is None or len(records.lines) < STEPS or records.moved > threshold * (WHOLE if whole else 1):
         return []
     what = f"by {records.moved:.1e} of their size" if records.moved else "not at all (fingerprint unchanged)"
     knob = f"grpo.learning_rate={10 * records.recipe.grpo.learning_rate:g}"
-    return [Seen(records.moved, f"training moved the adapter's weights {what}", knob)]
+    return [Seen(records.moved, f"training moved the {'model' if whole else 'adapter'}'s weights {what}", knob)]
 
 
 def entropy_collapse(records: Records, threshold: float) -> list[Seen]:

@@ -1,4 +1,4 @@
-"""A run's records as the rules read them: series of metrics, facts about each step's completions, how far the adapter moved.
+"""A run's records as the rules read them: series of metrics, facts about each step's completions, how far the weights moved.
 
 It reads files and judges nothing. What is missing, half written or unknown is left out.
 """
@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.health.adapters import movement
+from toolkit.health.movement import movement
 from toolkit.recipe import load_resolved
 from toolkit.rundir import RunDir, read_json
 
@@ -85,7 +85,7 @@ class Records:
     """Lines of stage `eval`: held-out accuracy during training."""
     facts: list[StepFacts] = field(default_factory=list)
     moved: float | None = None
-    """How far training moved the adapter's weights, relative to their size; None where it cannot be told."""
+    """How far training moved the weights that it trains, relative to their size; None where it cannot be told."""
     gain: tuple[float, float] | None = None
     """Tuned minus what it was before GRPO on held-out rows, and the upper end of its 95 % interval."""
     batch_rows: int | None = None
@@ -126,15 +126,15 @@ class Records:
         return best is not None and bool(rewards) and last(rewards) >= (SOLVED * best if best > 0 else best - 1e-6)
 
 
-def read(run: RunDir) -> Records:
-    """The records of a run's folder. RecipeError or ToolkitError where its recipe cannot be read."""
+def read(run: RunDir, *, weights: bool = True) -> Records:
+    """The records of a run's folder. RecipeError or ToolkitError where its recipe cannot be read. `weights`: look at them, too."""
     records = Records(load_resolved(run.recipe).recipe)
     for line in _lines(run.metrics):
         records.add(line)
     records.facts = [
         step_facts(entries) for file in sorted(run.completions.glob("*.parquet")) if (entries := _table(file))
     ]
-    records.moved = movement(run)
+    records.moved = movement(run) if weights else None
     records.gain = _gain(run.evaluation)
     if run.manifest.is_file():
         records.batch_rows = read_json(run.manifest).get("setting", {}).get("batch_rows")

@@ -14,8 +14,8 @@ class Watch:
     """Begins with what an interrupted run has recorded; what was a finding then is not said again."""
 
     def __init__(self, run: RunDir) -> None:
-        self._records = read(run)
-        self._records.moved = self._records.gain = None  # of an earlier ending, if any
+        self._records = read(run, weights=False)
+        self._records.gain = None  # of an earlier ending, if any
         self._said = {_key(finding) for finding in examine(self._records)}
 
     def step(self, line: Line, entries: Sequence[Line], evaluations: Sequence[Line] = ()) -> list[Finding]:

@@ -15,7 +15,7 @@ from toolkit import console
 from toolkit.bundle import has_system_role
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub.card import Facts, card_text
-from toolkit.hub.files import CARD, LICENCE_TEXTS, Place, Proof, places, proof_of
+from toolkit.hub.files import CARD, Place, Proof, places, proof_of
 from toolkit.hubapi import (
     Access,
     Item,
@@ -30,7 +30,7 @@ from toolkit.hubapi import (
     require_name,
     upload,
 )
-from toolkit.rundir import RUNS, ExportDir, RunDir, read_json
+from toolkit.rundir import LICENCE_TEXTS, RUNS, ExportDir, RunDir, read_json
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -118,8 +118,9 @@ def _files(facts: Facts, place: Place) -> str:
     """The table of GGUF files where this repository holds them, and where the other parts are."""
     lines = ["## Files"]
     if "merged" in place.parts:
+        width = "32" if facts.recipe.export.is_wide else "16"
         lines.append(
-            "The merged model in 16 bits lies at the root: `transformers` and vLLM open this repository as it is."
+            f"The merged model in {width} bits lies at the root: `transformers` and vLLM open this repository as it is."
         )
     if "adapter" in place.parts:
         where = "is this repository" if place.parts == {"adapter"} else "lies in `adapter/`"

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir import ExportDir, read_json, sha256_of
+from toolkit.rundir import LICENCE_FILES, ExportDir, read_json, sha256_of
 
 if TYPE_CHECKING:
     from toolkit.recipe import Hub
 
 ADAPTER = "adapter"
 CARD = "README.md"
-LICENCE_TEXTS = ("LICENSE*", "LICENCE*")
-LICENCE_FILES = (*LICENCE_TEXTS, "NOTICE*", "USE_POLICY*")
-"""What an export takes over from its base model: it belongs into every repository."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,11 @@ def _seen(overlap: Mapping[str, Any] | None) -> str:
 
 
 COLUMNS = (
-    "file", "type", "MB", "memory, MB", "mean KL", "p99 KL", "same top token", "adapter found", "right",
+    "file", "type", "MB", "memory, MB", "mean KL", "p99 KL", "same top token", "training found", "right",
     "against merged, points", "tokens/s", "verdict",
 )  # fmt: skip
 LEGEND = (
-    "KL: how far the file's predictions are from the merged model's in 32 bits, in nats a token; adapter found: how much of the "
+    "KL: how far the file's predictions are from the merged model's in 32 bits, in nats a token; training found: how much of the "
     "training is in its weights, 0 is the base model; right: of held-out problems, answered greedily; against merged: with a "
     "95 % interval, the same problems compared; tokens/s: per second of processor time on one thread, to compare files with; "
     "memory: weights and one chat of the longest length."
@@ -149,7 +149,7 @@ def _quant_line(file: Mapping[str, Any], result: Mapping[str, Any] | None, best:
         _number(values.get("mean KL"), ".1e"),
         _number(values.get("p99 KL"), ".1e"),
         _number(values.get("top-1 agreement"), ".3f"),
-        _number(values.get("adapter in the weights"), ".2f"),
+        _number(values.get("training in the weights"), ".2f"),
         f"{task['strict']} of {task['n']}" if "strict" in task else NONE,
         _difference(task),
         _number(measured.get("tokens_per_second", {}).get("decode"), ".0f"),

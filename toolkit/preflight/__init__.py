@@ -15,11 +15,12 @@ from toolkit.preflight.data import chat_template, data, prompt_text, prompt_toke
 from toolkit.preflight.disk import disk_findings, needs, path_findings, writable_findings
 from toolkit.preflight.finding import Finding, Report, Status
 from toolkit.preflight.hub import HubState, dataset_of, hub_findings, push_findings, without_waiting
-from toolkit.preflight.installed import version_findings
+from toolkit.preflight.installed import version_findings, vllm_finding
 from toolkit.preflight.plan import planned
 from toolkit.preflight.rewards import bound_rewards, lint_rewards, linted, ready, require_sound_rewards
 from toolkit.preflight.show import show, show_lint
 from toolkit.preflight.tools import llama_cpp, serve_port, tracker_findings
+from toolkit.preflight.vllm_server import server_findings
 
 if TYPE_CHECKING:
     from toolkit.estimate import Shape
@@ -42,6 +43,7 @@ def check(loaded: Loaded) -> Report:
         Finding("recipe", "keys left at their default", len(loaded.values) - written),
         *tracker_findings(recipe),
         *version_findings(recipe),
+        *server_findings(recipe, details),
         *hub_findings(recipe, state),
         *push_findings(recipe, state),
     ]
@@ -98,10 +100,11 @@ def _places(name: str, recipe: Recipe, shape: Shape | None, state: HubState, *, 
 
 
 def _machine(recipe: Recipe, shape: Shape | None, details: Details, *, heldout: int, cards: bool) -> Iterator[Finding]:
-    """Device, memory, time; this loads torch."""
+    """Device, a processor's vLLM, memory, time; this loads torch."""
     from toolkit.estimate.disk import export_needs
     from toolkit.preflight.machine import machine_findings, memory_findings
     from toolkit.preflight.timing import time_findings
+    from toolkit.preflight.vllm_server import way_findings
 
     try:
         from toolkit.engine.machine import this_machine
@@ -113,6 +116,9 @@ def _machine(recipe: Recipe, shape: Shape | None, details: Details, *, heldout: 
     found = list(machine_findings(recipe, machine))
     details["machine"] = {finding.what: finding.value for finding in found}
     yield from found
+    yield from way_findings(recipe, machine)
+    if machine.device == "cpu":
+        yield vllm_finding()
     if shape is None:
         return
     memory, details["memory"] = memory_findings(recipe, shape, machine, cards=cards)
@@ -128,6 +134,7 @@ def require_ready(loaded: Loaded, *, then: str = "train") -> Details:
     Returns what the machine made of the recipe, and the figures of memory and time, for the run's manifest.
     """
     recipe, state, details = loaded.recipe, HubState(), Details()
+    _stop_on(server_findings(recipe, details), loaded.name)
     hub = list(hub_findings(recipe, state))
     with without_waiting(state):
         shape, _ = _shape(recipe, state)

@@ -146,6 +146,26 @@ _WITHOUT_ADAPTER: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+def _beside_a_server(key: str, why: str) -> Rule:
+    """What is not done where a vLLM server draws the completions."""
+
+    def rule(get: Get) -> Problem | None:
+        if get("model.vllm_server") is None or get(key) is not True:
+            return None
+        hint = f"{key.rpartition('.')[2]}: false, or vllm_server: null"
+        return Problem((key, "model.vllm_server"), f"vLLM as a server: {why}", hint)
+
+    return rule
+
+
+_NOT_BESIDE_A_SERVER: tuple[tuple[str, str], ...] = (
+    ("model.fast_inference", "completions are drawn there, and no second vLLM is loaded here"),
+    ("model.standby", "there is no vLLM in this process that could sleep"),
+    ("model.load_in_8bit", "8-bit weights cannot be handed over"),
+    ("model.full_finetuning", "it gets an adapter added into the base, and full fine-tuning has none"),
+)
+
+
 # Each rule with all keys it reads.
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (_one_width, ("model.load_in_4bit", "model.load_in_8bit")),
@@ -159,6 +179,7 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (_chooses_by_evaluations, ("eval.keep_best", "eval.stop_after", "eval.every")),
     (_pushes_somewhere, ("hub.push", "hub.push_checkpoints", "hub.repo", "hub.adapter_repo", "hub.gguf_repo")),
     *((_full_finetuning(*entry), (entry[0], "model.full_finetuning")) for entry in _WITHOUT_ADAPTER),
+    *((_beside_a_server(*entry), (entry[0], "model.vllm_server")) for entry in _NOT_BESIDE_A_SERVER),
 )
 
 

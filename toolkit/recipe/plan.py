@@ -31,9 +31,11 @@ class Plan:
     completions_per_pass: int | None = None
     """Completions in one backward pass, where the machine is known."""
     passes_per_step: int | None = None
+    """Of each process."""
+    processes: int = 1
 
 
-def plan(recipe: Recipe, rows: int, *, batch_rows: int | None = None) -> Plan:
+def plan(recipe: Recipe, rows: int, *, batch_rows: int | None = None, processes: int = 1) -> Plan:
     """The plan for so many training rows, at least those of one step. `batch_rows`: completions in a backward pass here."""
     grpo = recipe.grpo
     generations = -(-grpo.max_steps // grpo.num_iterations)
@@ -51,14 +53,16 @@ def plan(recipe: Recipe, rows: int, *, batch_rows: int | None = None) -> Plan:
         completions_at_most=most,
         tokens_at_most=most * grpo.max_completion_length,
         completions_per_pass=batch_rows,
-        passes_per_step=grpo.completions_per_step // batch_rows if batch_rows else None,
+        passes_per_step=grpo.completions_per_step // processes // batch_rows if batch_rows else None,
+        processes=processes,
     )
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """The plan in words: what a step is, and what the run comes to."""
-    several = plan.passes_per_step and plan.passes_per_step > 1
+    several = plan.passes_per_step and plan.passes_per_step * plan.processes > 1
     passes = f", {plan.completions_per_pass} in each of {plan.passes_per_step} backward passes" if several else ""
+    passes += f" of {plan.processes} processes" if plan.processes > 1 else ""
     return [
         f"a step: {plan.prompts_per_step} prompts × {plan.group_size} completions = "
         f"{plan.completions_per_step} completions{passes}",

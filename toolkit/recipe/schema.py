@@ -7,11 +7,14 @@ the algorithm stands here and is passed on explicitly, so that a new TRL does no
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from toolkit.errors import KeyFault
 from toolkit.recipe.checks import cross_problems
 from toolkit.rewards import Reward
+from toolkit.rewards.endpoint import checked_address
 from toolkit.tasks import Task
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -76,6 +79,16 @@ def _size(size: str) -> str:
     return size
 
 
+def _server_address(url: str) -> str:
+    example = "vllm_server: http://10.0.0.5:8000"
+    address = checked_address(url, example=example, where_keys_go="its key goes into the variable VLLM_API_KEY")
+    if address.endswith("/v1"):
+        raise KeyFault("expected the server's own address, without /v1", hint=example)
+    if urlsplit(address).hostname in ("0.0.0.0", "::"):
+        raise KeyFault("there a server listens on all its addresses; name one by which it is reached", hint=example)
+    return address
+
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Source = Annotated[Text, AfterValidator(_known_source)]
 
@@ -128,6 +141,9 @@ class Model(Section):
     standby: bool = False
     """On a GPU, let vLLM give its memory back while a step is computed. Unsloth then sets gpu_memory_utilization by itself, to
     0.71 to 0.88 by the size of the GPU; what it took is recorded (docs/gpu.md)."""
+    vllm_server: Annotated[Text, AfterValidator(_server_address)] | None = None
+    """Address of a vLLM server (`trl vllm-serve`) on its own GPU or machine that draws the completions, http://10.0.0.5:8000; it
+    gets the weights before each step. Its key, if it wants one, stands in VLLM_API_KEY (docs/scaling.md)."""
     lora: Lora = Lora()
     """The adapter."""
 
@@ -253,7 +269,10 @@ class Export(Section):
     """The files that leave."""
 
     merged: bool = True
-    """A 16-bit folder with the adapter merged into the base."""
+    """A folder that transformers opens: the adapter merged into the base, or all weights as they were trained."""
+    merged_dtype: Literal["base", "float32"] = "base"
+    """Type of the merged weights. `base`: the base's own, mostly 16 bits, in whose steps small changes vanish; then verification
+    fails. `float32` keeps them, at twice the size; GGUF files are made from it, too, and `f32` among them is exact."""
     base: Source | None = None
     """The 16-bit original to merge into, where `model.source` is a 4-bit copy whose original is not found by its name."""
     dequantize_base: bool = False
@@ -266,6 +285,11 @@ class Export(Section):
     """Also the adapter alone as a GGUF LoRA, which llama.cpp puts beside the base model (`--lora`)."""
     max_shard_size: Annotated[Text, AfterValidator(_size)] | None = "45GB"
     """GGUF files above this are split, `500MB` or `45GB`; null = never. The Hub takes files up to 50 GB."""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether all merged weights are float32."""
+        return self.merged_dtype == "float32"
 
     @property
     def max_shard_bytes(self) -> int | None:

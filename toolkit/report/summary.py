@@ -237,7 +237,7 @@ def _file(result: Record) -> dict[str, Any]:
     values = {check["name"]: check["value"] for check in result["checks"]}
     return {
         "file": result["file"], "type": result["type"], "megabytes": result["size_bytes"] / 1e6, "passed": result["passed"],
-        "kl": values.get("mean KL", values.get("KL to base + adapter")), "top1": values.get("top-1 agreement"),
+        "kl": values.get("mean KL", values.get("KL to the trained model")), "top1": values.get("top-1 agreement"),
         "failed": [check["name"] for check in result["checks"] if not check["passed"]],
     }  # fmt: skip
 

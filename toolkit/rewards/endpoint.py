@@ -45,20 +45,24 @@ class Failure:
         return f"{self.kind} ({self.detail})" if self.detail else self.kind
 
 
-def checked_address(url: str) -> str:
-    """An endpoint's address as requests extend it. A fault does not repeat the text, for that may hold a password."""
-    hint = "endpoint: http://127.0.0.1:8080/v1"
+def checked_address(
+    url: str,
+    *,
+    example: str = "endpoint: http://127.0.0.1:8080/v1",
+    where_keys_go: str = "name the key's environment variable: api_key_env",
+) -> str:
+    """A server's address as requests extend it. A fault does not repeat the text, for that may hold a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"\s", url):
-        raise KeyFault("expected an address that begins with http:// or https://", hint=hint)
+        raise KeyFault("expected an address that begins with http:// or https://", hint=example)
     if parts.username is not None or parts.password is not None:
-        raise KeyFault("a recipe holds no passwords", hint="name the key's environment variable: api_key_env")
+        raise KeyFault("a recipe holds no passwords", hint=where_keys_go)
     if parts.query or parts.fragment:
-        raise KeyFault("an address with ? or # cannot be extended by /chat/completions", hint=hint)
+        raise KeyFault("an address with ? or # cannot be extended", hint=example)
     return url.rstrip("/")
 
 

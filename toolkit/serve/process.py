@@ -20,7 +20,7 @@ from typing import Any
 from toolkit import console
 from toolkit.errors import ToolkitError
 
-TETHER = Path(__file__).with_name("tether.py")
+TETHER = Path(__file__).parents[1] / "tether.py"
 POLL_S = 0.25
 TELL_S = 10
 """How often a wait is reported."""

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import console
 from toolkit.engine.trackers import require_tracker
-from toolkit.errors import DataError, EngineError, Stopped
+from toolkit.errors import EngineError, Stopped
 from toolkit.estimate.exhausted import Meter, explained
 from toolkit.health import Watch
 from toolkit.hubapi import CheckpointUploads, require_access
+from toolkit.parallel.collective import end, lost_processes
+from toolkit.parallel.environment import first, place
 from toolkit.preflight import require_ready, require_sound_rewards
 from toolkit.preflight.installed import require_versions
+from toolkit.preflight.shares import require_shares
 from toolkit.recipe.plan import plan, plan_lines
 from toolkit.rundir import RunDir, holding, new_run, replacing, write_json
 from toolkit.tasks.halves import overlap
 from toolkit.train.display import Display
+from toolkit.train.follow import follow
 from toolkit.train.heldout import HeldOut, warn_of_selection
 from toolkit.train.record import Recorder, last_checkpoint, manifest, read_state, step_of, write_state
+from toolkit.train.rows import require_a_step, short_enough, worked_examples
 from toolkit.train.signals import StopRequest, stop_on_signals
+from toolkit.train.stages import join, reinforce, same_rows, warm_up
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
@@ -34,12 +40,16 @@ def train(loaded: Loaded, *, resume: Path | None = None, then: str = "train") ->
 
     `then`: the last of the stages that follow at once; what they lack is an error before anything is loaded.
     Stopped (exit code 130) after Ctrl-C or SIGTERM: the step is finished and saved first.
+    In one of several processes (`toolkit.parallel`) the first one does this, and the others follow it.
     """
+    if not first():
+        return follow(loaded)
     if resume and read_state(RunDir(resume))["state"] == "done":
         raise EngineError("this run is finished", where=str(resume), hint=f"toolkit eval {resume}")
     require_versions(loaded.recipe)
     require_access(loaded.recipe)
     require_tracker(loaded.recipe.report_to)
+    require_shares(loaded.recipe, place().world)
     known = require_ready(loaded, then=then)
     run = RunDir(resume) if resume else new_run(loaded.name)
     if not resume:
@@ -54,7 +64,7 @@ def _recorded(run: RunDir, recipe: Recipe, known: dict[str, Any]) -> Path:
     write_state(run, "running")
     try:
         go_on = f"toolkit train --resume {run.path}"
-        with stop_on_signals() as request, explained(recipe, go_on=go_on) as meter:
+        with stop_on_signals() as request, explained(recipe, go_on=go_on) as meter, lost_processes(go_on):
             kept = _train(run, recipe, request, known, meter)
     except Stopped:
         write_state(run, "stopped")
@@ -63,6 +73,7 @@ def _recorded(run: RunDir, recipe: Recipe, known: dict[str, Any]) -> Path:
         write_state(run, "failed")
         raise
     write_state(run, "done", **({} if kept is None else {"kept_step": kept}), peak_memory_gib=meter.peaks)
+    end()
     return run.path
 
 
@@ -72,10 +83,11 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest, known: dict[str, A
     _say_notices(recipe)
     _warn_of_overlap(rows, heldout)
     warn_of_selection(recipe, heldout)
-    _require_a_step(recipe, rows)
-    examples = _examples(recipe, rows)
+    require_a_step(recipe, rows)
+    examples = worked_examples(recipe, rows)
     _say_plan(recipe, rows)
     require_sound_rewards(recipe, [*rows, *heldout])
+    join(recipe, run)
     from toolkit.engine.load import add_adapter, load_policy
     from toolkit.engine.sampler import prepare
 
@@ -84,7 +96,7 @@ def _train(run: RunDir, recipe: Recipe, request: StopRequest, known: dict[str, A
     meter.note("model loaded", policy.machine)
     for change in policy.setting.changes:
         console.say(f"{change.key}: {change.used} instead of {change.asked} ({change.why})")
-    kept = _short_enough(policy, recipe, rows)
+    kept = same_rows(short_enough(policy, recipe, rows), rows)
     record = manifest(recipe, policy, kept=kept, read=len(rows), heldout=heldout)
     write_json(run.manifest, {**record, "preflight": known})
     add_adapter(policy, recipe)
@@ -114,63 +126,33 @@ def _say_plan(recipe: Recipe, rows: Sequence[Row]) -> None:
     from toolkit.engine.machine import batch_rows, this_machine
 
     import_unsloth(standby=recipe.model.standby)  # before torch, which says what machine this is
-    for line in plan_lines(plan(recipe, len(rows), batch_rows=batch_rows(recipe, this_machine()))):
+    machine = this_machine()
+    rows_a_pass = batch_rows(recipe, machine)
+    for line in plan_lines(plan(recipe, len(rows), batch_rows=rows_a_pass, processes=machine.processes)):
         console.say(line)
-
-
-def _require_a_step(recipe: Recipe, rows: Sequence[Row]) -> None:
-    if len(rows) < recipe.grpo.prompts_per_step:
-        hint = "lower grpo.prompts_per_step, or raise grpo.max_prompt_length where prompts were too long"
-        raise DataError(f"one step needs {recipe.grpo.prompts_per_step} rows, and there are {len(rows)}", hint=hint)
-
-
-def _examples(recipe: Recipe, rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """The worked solutions that the warm-up reads: none where the recipe has no warm-up."""
-    if recipe.warmup is None:
-        return []
-    worked = [(row, text) for row in rows if (text := recipe.task.worked(row)) is not None]
-    if len(worked) < recipe.warmup.batch_size:
-        raise DataError(
-            f"warmup: a step needs {recipe.warmup.batch_size} worked solutions, the task has {len(worked)}",
-            hint="remove the recipe's warmup section, or take a task with solutions",
-        )
-    return worked[: recipe.warmup.rows]
-
-
-def _short_enough(policy: Policy, recipe: Recipe, rows: Sequence[Row]) -> list[Row]:
-    limit = recipe.grpo.max_prompt_length
-    kept = [row for row in rows if len(policy.prompt_ids(recipe.task.messages(row))) <= limit]
-    if len(kept) < len(rows):
-        console.warn(f"{len(rows) - len(kept)} of {len(rows)} rows have prompts over {limit} tokens and are left out")
-    _require_a_step(recipe, kept)
-    return kept
 
 
 def _warm_up(
     run: RunDir, recipe: Recipe, policy: Policy, examples: list[Any], request: StopRequest, display: Display
 ) -> None:
     """The supervised pass, or its adapter where an interrupted run already has it."""
-    from toolkit.engine.load import read_adapter_weights, save_adapter
-    from toolkit.engine.trainers import run_warmup
+    from toolkit.engine.load import save_adapter
 
     if recipe.warmup is None:
         return
-    if run.warmup_adapter.is_dir():
-        read_adapter_weights(policy, run.warmup_adapter)
-        return
-    chats = [(recipe.task.messages(row), text) for row, text in examples]
     recorder = Recorder(run, "warmup")
-    recorder.rewind(None)
+    if not run.warmup_adapter.is_dir():
+        recorder.rewind(None)
 
-    def on_step(step: int, logs: dict[str, Any]) -> bool:
+    def record(step: int, logs: dict[str, Any]) -> None:
         display.warmup(recorder.warmup_step(step, logs))
-        return request.asked
 
-    run_warmup(policy, recipe, chats, run.path / ".warmup", on_step)
-    if request.asked:
+    made = warm_up(run, recipe, policy, examples, request, record=record)
+    if made is False:
         raise Stopped("stopped during the warm-up", hint=f"toolkit train --resume {run.path}")
-    with replacing(run.warmup_adapter) as folder:
-        save_adapter(policy, recipe, folder)
+    if made:
+        with replacing(run.warmup_adapter) as folder:
+            save_adapter(policy, recipe, folder)
 
 
 def _reinforce(
@@ -182,8 +164,7 @@ def _reinforce(
     display: Display,
     uploads: CheckpointUploads,
 ) -> int | None:
-    from toolkit.engine.load import adapter_fingerprint, read_adapter_weights
-    from toolkit.engine.trainers import run_grpo
+    from toolkit.engine.load import adapter_fingerprint
 
     untrained = adapter_fingerprint(policy.model)
     checkpoint = last_checkpoint(run)
@@ -192,18 +173,18 @@ def _reinforce(
     watch = Watch(run)
     heldout = HeldOut(run, recipe, policy, recorder, display)
 
-    def on_step(step: int, logs: dict[str, Any], table: list[Entry]) -> bool:
+    def record(step: int, logs: dict[str, Any], table: list[Entry]) -> bool:
         metrics = recorder.grpo_step(step, logs, table)
         display.step(metrics)
         display.findings(watch.step(metrics, table, recorder.evaluations()))
         uploads.look()
-        return heldout.after(step) or request.asked
+        return heldout.after(step)
 
     heldout.start()
     # The trainer would make one step more.
-    if checkpoint and (step_of(checkpoint) >= recipe.grpo.max_steps or heldout.ended()):
-        read_adapter_weights(policy, checkpoint)
-    elif not run_grpo(policy, recipe, rows, run.checkpoints, on_step, resume=checkpoint) and not heldout.ended():
+    trained = bool(checkpoint and (step_of(checkpoint) >= recipe.grpo.max_steps or heldout.ended()))
+    reached = reinforce(run, recipe, policy, rows, request, checkpoint=checkpoint, trained=trained, record=record)
+    if not reached and not heldout.ended():
         raise Stopped("stopped; the last step is saved", hint=f"toolkit train --resume {run.path}")
     if not recorder.was_judged():
         hint = f"what each reward needs, and pays: toolkit check {run.recipe}"

@@ -77,7 +77,7 @@ def manifest(
             "train": {"rows": len(kept), "left_out_too_long": read - len(kept), "sha256": fingerprint(kept)},
             "heldout": {"rows": len(heldout), "sha256": fingerprint(heldout)},
         },
-        "plan": asdict(plan(recipe, len(kept), batch_rows=policy.setting.batch_rows)),
+        "plan": asdict(plan(recipe, len(kept), batch_rows=setting["batch_rows"], processes=setting["processes"])),
         "changes": setting.pop("changes"),
         "setting": setting,
         "machine": describe(policy.machine),

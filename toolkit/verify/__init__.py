@@ -1,8 +1,8 @@
 """Verify: shows, with numbers, that the files of an export answer as the trained model does. It mends
 nothing.
 
-Everything is compared with the merged model in fp32 through plain transformers, and that one with base and
-adapter through PEFT; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`, the words for
+Everything is compared with the merged model in fp32 through plain transformers, and that one with what was trained, base and
+adapter through PEFT or all weights; the GGUF files run in llama.cpp. Limits and their reasons stand in `limits`, the words for
 readers in docs/export.md.
 """
 
@@ -34,7 +34,7 @@ from toolkit.verify.table import COLUMNS, rows
 from toolkit.verify.versions import used_versions
 
 ADAPTER = "adapter"
-TERMINAL = ("file", "MB", "mean KL", "top-1", "adapter", "right", "speed", "verdict")
+TERMINAL = ("file", "MB", "mean KL", "top-1", "training", "right", "speed", "verdict")
 """Columns that fit there; CERTIFICATE.md has all."""
 
 
@@ -86,7 +86,7 @@ def _compared(target: ExportDir, manifest: dict[str, Any], trained: Path, proble
     recipe = load_resolved(target.recipe).recipe
     base = merge_base(recipe.model, recipe.export).folder
     with quiet():
-        weight_checks, changed = check_weights(base, target.merged, trained)
+        weight_checks, changed = check_weights(base, target.merged, trained, wide=recipe.export.is_wide)
         material = gather(recipe, base=base, merged=target.merged, adapter=trained, problems=problems)
     folders, hashes = Folders(base, target.merged, frozenset(changed)), hashes_of(target.merged)
     checks = [*weight_checks, *_merged_checks(target, manifest, folders, hashes, material)]

@@ -12,7 +12,7 @@ from toolkit.verify.record import Check, FileResult, VerifyRecord
 from toolkit.verify.table import COLUMNS, rows
 
 LONGEST_CELL = 160
-WHOLE = "the weights as they were trained (full fine-tuning: there is no adapter; what is called so is the change to the base)"
+WHOLE = "the weights as they were trained (full fine-tuning: there is no adapter)"
 LOSSY = (
     "The base was computed back from a 4-bit copy: these files are proven to be the model that was trained, on weights that "
     "differ from the base's 16-bit original."

@@ -1,7 +1,7 @@
-"""Compares the numbers in a GGUF file with the merged folder's, tensor by tensor, and with the base's where the adapter
+"""Compares the numbers in a GGUF file with the merged folder's, tensor by tensor, and with the base's where training
 changed them. It runs no model.
 
-So a file proves itself before it says a word: a region that was never written, weights of another run, an adapter that
+So a file proves itself before it says a word: a region that was never written, weights of another run, a training that
 is not in it.
 """
 
@@ -42,7 +42,7 @@ class Contents:
     compared: float
     """Share of the file's matrix numbers that could be compared."""
     share: Strength
-    """Of the adapter's change."""
+    """Of what training changed."""
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Tensor type -> largest error of a row, and the tensor that it is in."""
 

@@ -88,9 +88,9 @@ def _check_side(
     why = f"KL(base ‖ file); the merged model itself is this far from the base: {moved:.2g}"
     if moved < 3 * LIMITS[kind].mean_kl:
         note = "not judged: merged and base differ less than this type's noise; the weights decide"
-        return [noted("KL to base", to_base, why), noted("adapter in the predictions", share, note)]
-    name, note = "adapter in the predictions", "0 is the base, 1 the merged model"
-    if LIMITS[kind].adapter == SIXTEEN_BITS:
+        return [noted("KL to base", to_base, why), noted("training in the predictions", share, note)]
+    name, note = "training in the predictions", "0 is the base, 1 the merged model"
+    if LIMITS[kind].share == SIXTEEN_BITS:
         return [at_least("KL to base", to_base, moved / 3, why), within(name, share, PREDICTIONS, note)]
     ratio = to_tuned / to_base if to_base else float("inf")
     return [

@@ -100,12 +100,13 @@ def _kind_of(file: GgufFile, number: int) -> int | None:
 
 
 def check_contents(found: Contents, kind: str) -> list[Check]:
-    """Every matrix against the merged folder's, and how much of the adapter is in them."""
+    """Every matrix against the merged folder's, and how much of the training is in them."""
+    rows = _check_rows(found)
     return [
         equal("tensors", found.missing[:5], [], "every matrix of the merged folder is in the file"),
         at_least("weights compared", found.compared, 0.5, "share of the file's weights that have a counterpart there"),
-        _check_rows(found),
-        _check_adapter(found, kind),
+        rows,
+        _check_share(found, kind, whole=rows.passed and not found.missing),
     ]
 
 
@@ -117,12 +118,14 @@ def _check_rows(found: Contents) -> Check:
     return Check(name="rows", value=worst, limit=limits, passed=bool(worst) and not beyond, why=why)
 
 
-def _check_adapter(found: Contents, kind: str) -> Check:
-    """The quantisation's noise cancels over millions of weights; what the adapter changed does not."""
-    name, share = "adapter in the weights", found.share
+def _check_share(found: Contents, kind: str, *, whole: bool) -> Check:
+    """The quantisation's noise cancels over millions of weights; what training changed does not. `whole`: the file is the merged
+    model but for rounding."""
+    name, share, (least, _) = "training in the weights", found.share, LIMITS[kind].share
     if share.value != share.value:
-        return failed(name, None, "none of the tensors that the adapter changed can be found in the file")
+        return failed(name, None, "none of the tensors that training changed can be found in the file")
     if share.error > UNDECIDED:
-        note = f"not judged (± {share.error:.2g}): the adapter's change is smaller than this type's noise"
+        note = f"not judged (± {share.error:.2g}): what training changed is smaller than this type's noise"
         return noted(name, share.value, note)
-    return within(name, share.value, LIMITS[kind].adapter, WHY["adapter"])
+    lost = f"; {WHY['steps']}" if whole and share.value < least else ""
+    return within(name, share.value, LIMITS[kind].share, WHY["share"] + lost)

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper limits of the KL divergence per token (nats), lower limit of equal top tokens, range of the adapter's share in
+    """Upper limits of the KL divergence per token (nats), lower limit of equal top tokens, range of the training's share in
     the weights, and the fewest bits that a matrix of this type has."""
 
     mean_kl: float
     p99_kl: float
     top1: float
-    adapter: tuple[float, float]
+    share: tuple[float, float]
     least_bits: float
 
 
 SIXTEEN_BITS = (0.98, 1.02)
 QUANTISED = (0.5, 2.0)
-"""Share of the adapter's change found in the weights. For right files 1.000 was measured in 16 bits and 0.74 to 1.56 in fewer (0.95
-to 1.03 where the base's weights had not been in 4 bits before); for files made from the base at most 0.004. Outside lie only
-files whose type rounded the adapter away: on a base that was made from Q4_1, q4_1 keeps 0.03 to 0.07 of it, and q5_k_m with an
+"""Share of what training changed that is found in the weights. For right files 1.000 was measured in 16 bits and 0.74 to 1.56 in
+fewer (0.95 to 1.03 where the base's weights had not been in 4 bits before); for files made from the base at most 0.004. Outside lie
+only files whose type rounded the training away: on a base that was made from Q4_1, q4_1 keeps 0.03 to 0.07 of it, and q5_k_m with an
 importance matrix 0.11. Such a file is the base, and fails."""
 
 LIMITS: dict[str, Limits] = {
@@ -79,7 +79,7 @@ without an importance matrix, by a factor of two where there is room below 1: 0.
 models that were trained for them; of other models they keep next to nothing (0.95), and the predictions refuse them."""
 
 PREDICTIONS = (0.9, 1.1)
-"""The adapter's share measured on predictions; 16 bits give 1.000."""
+"""The training's share measured on predictions; 16 bits give 1.000."""
 
 NEARER = 0.5
 """KL to the merged model over KL to the base, for quantised files: 0.13 at most for right files of a well-trained model, above
@@ -94,33 +94,36 @@ WHY = {
     "mean_kl": "mean KL(merged fp32 ‖ file) per token; a right file of this type stays several times below",
     "p99_kl": "99th percentile of the same; catches damage that shows on few tokens",
     "top1": "how often both find the same next token likeliest",
-    "adapter": "share of the adapter's change that is in the file's weights: 0 is the base, 1 the merged model",
+    "share": "share of what training changed that is in the file's weights: 0 is the base, 1 the merged model",
+    "steps": "the rows are the merged model's as well as this type can hold them: what training changed is smaller than its steps. "
+    "Leave the type out: export.gguf=[f32] loses nothing of the merged weights",
     "left": "with the adapter taken away, beyond what 16 bits had rounded off it: 0 is the base, 1 the merged model",
     "lora": "share of the adapter's change that the factors make, with llama.cpp's scale",
     "rows": "largest error of any row of weights, over its length, by the tensors' true types: more is damage, not rounding",
     "bos": "a prompt never begins with two begin tokens, and with one where llama.cpp adds it",
     "stops": "no token that ends generation is blank, a line break or an answer tag",
     "rounded": "the merge itself is exact: most of what was learned is smaller than the steps of 16-bit numbers and is rounded "
-    "away. Train longer (grpo.max_steps) or at a higher rate (grpo.learning_rate), then export again",
+    "away. toolkit export RUN export.merged_dtype=float32 keeps it, in GGUF files of the type f32 as well; or train longer "
+    "(grpo.max_steps) or at a higher rate (grpo.learning_rate)",
     "unmerged": "or use the adapter unmerged, from adapter/ (for llama.cpp: export.lora_gguf=true)",
     "chance": "chance of as many losses if none is real (McNemar, exact)",
 }
 
 UNDECIDED = 0.15
-"""Standard error above which a share of the adapter tells nothing. It happens after a few tiny steps of training."""
+"""Standard error above which a share of the training tells nothing. It happens after a few tiny steps of training."""
 
 MERGED_KL = 1e-2
-"""Merged model against base + adapter through PEFT, both in fp32: only the rounding of the merged weights to bf16 lies
-between them (1.1e-4 measured after 20 supervised steps, 1.9e-3 after 10, where the model is less sure). An adapter that
-was lost or halved costs a hundred times more, and its share in the weights is checked apart."""
+"""Merged model against what was trained (base + adapter through PEFT, or all weights), both in fp32: only the rounding of the
+merged weights to bf16 lies between them (1.1e-4 measured after 20 supervised steps, 1.9e-3 after 10, where the model is less sure).
+An adapter that was lost or halved costs a hundred times more, and its share in the weights is checked apart."""
 
 SHARE, ROUNDED_SHARE = (0.8, 1.25), (0.5, 1.5)
-"""The adapter's share of the way that the merged model's predictions went; the second where the weights are PEFT's merge to their
-last place, so that all that is missing was rounded away. 0.84 was measured on the default recipe, whose changes are small
+"""The training's share of the way that the merged model's predictions went; the second where the weights are the exact merge to
+their last place, so that all that is missing was rounded away. 0.84 was measured on the default recipe, whose changes are small
 beside the steps of 16 bits. Below a half the folder is nearer to the base than to what was trained."""
 
 JUDGED_KL = 2e-4
-"""An adapter that moves predictions less than this is not weighed by them: 16-bit rounding alone moves
+"""A training that moves predictions less than this is not weighed by them: 16-bit rounding alone moves
 them by 2e-5."""
 
 CHANGED = 1e-7

@@ -1,4 +1,4 @@
-"""Gathers what files are compared with: the merged model, the base, the adapter, their texts and answers."""
+"""Gathers what files are compared with: the merged model, the base, what was trained, their texts and answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.engine.tokenizer import ChatTemplate
 from toolkit.rundir import is_whole
 from toolkit.verify import reference
-from toolkit.verify.peft_merge import unlike_peft, unlike_whole
+from toolkit.verify.peft_merge import Merge, merge_of_peft, merge_of_whole
 from toolkit.verify.reference import Text
 from toolkit.verify.spoken import Spoken, spoken
 from toolkit.verify.stats import Rows
@@ -56,10 +56,8 @@ class Material:
     unmerged: Rows
     """Base and adapter through PEFT, or the whole model as it was trained, for the first texts."""
     loading: dict[str, list[str]]
-    unlike_peft: list[str]
-    """Merged tensors that PEFT would merge otherwise; of a whole model, those that are not the trained ones, rounded."""
-    n_merged: int
-    """How many were compared with PEFT's."""
+    merge: Merge
+    """The merged weights beside PEFT's merge; of a whole model, beside the trained ones."""
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -85,25 +83,26 @@ def gather(recipe: Recipe, *, base: Path, merged: Path, adapter: Path, problems:
         answers = reference.greedy(model, prompts, stops=language.stops, max_new=max_new)
         texts = _texts(tokenizer, recipe, prompts, answers, rows[count : 2 * count] or asked_rows)
         tuned = reference.log_probabilities(model, texts)
-    unmerged, plain, otherwise, n_merged = _unmerged(base, merged, adapter, texts)
+    unmerged, plain, merge = _unmerged(base, merged, adapter, texts)
     grades = _grades(tokenizer, recipe, asked_rows, answers)
     config = json.loads((merged / "config.json").read_text(encoding="utf-8"))
     asked = Asked(asked_rows, prompts, answers, grades, max_new)
-    return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading, otherwise, n_merged)
+    return Material(recipe, config, language, asked, texts, tuned, plain, unmerged, loading, merge)
 
 
-def _unmerged(base: Path, merged: Path, adapter: Path, texts: list[Text]) -> tuple[Rows, Rows, list[str], int]:
-    """What was trained, not merged, on the first texts; the base on all; tensors that are merged otherwise, and how many."""
+def _unmerged(base: Path, merged: Path, adapter: Path, texts: list[Text]) -> tuple[Rows, Rows, Merge]:
+    """What was trained, not merged, on the first texts; the base on all; what the merge made of it."""
     if is_whole(adapter):
         with reference.loaded(base) as (model, _):
             plain = reference.log_probabilities(model, texts)
         with reference.loaded(adapter) as (model, _):
-            return reference.log_probabilities(model, texts[:ADAPTER_TEXTS]), plain, *unlike_whole(adapter, merged)
+            trained = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
+        return trained, plain, merge_of_whole(base, adapter, merged)
     with reference.loaded(base, adapter=adapter) as (model, _):
         unmerged = reference.log_probabilities(model, texts[:ADAPTER_TEXTS])
         with model.disable_adapter():
             plain = reference.log_probabilities(model, texts)
-        return unmerged, plain, *unlike_peft(model, merged)
+        return unmerged, plain, merge_of_peft(model, merged)
 
 
 def affordable(merged: Path, recipe: Recipe) -> int:

@@ -1,5 +1,5 @@
-"""Checks of the merged folder: opened by plain transformers, and against the base and the adapter it was
-made of."""
+"""Checks of the merged folder: opened by plain transformers, and against the base and what was trained, an adapter or all
+weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from toolkit.verify.record import Check, at_least, at_most, equal, failed, noted
 from toolkit.verify.spoken import leading
 from toolkit.verify.stats import distance, perplexity, strength
 from toolkit.verify.weights import adapter_targets, difference, short
+
+IN_WEIGHTS = "of what training changed in the weights: what rounding left of it"
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -51,30 +53,31 @@ def cannot_open(folder: Path) -> str | None:
     return None
 
 
-def check_weights(base: Path, merged: Path, adapter: Path) -> tuple[list[Check], list[str]]:
-    """The weights differ from the base's where the adapter says so, and nowhere else. Also returns those
-    names."""
-    changed, odd = difference(base, merged)
+def check_weights(base: Path, merged: Path, adapter: Path, *, wide: bool = False) -> tuple[list[Check], list[str]]:
+    """The weights differ from the base's where something was trained, and nowhere else. Also returns those names. `wide`: all of
+    them are float32."""
+    changed, odd = difference(base, merged, wide=wide)
     targets = adapter_targets(adapter)
     parted = [name for name in odd if short(name) in targets or (_is_head(name) and _adapts_embedding(targets))]
     changed, odd = changed + [name for name in parted if short(name) in targets], sorted(set(odd) - set(parted))
     strange = [name for name in changed if short(name) not in targets]
     same = sorted(targets - {short(name) for name in changed})
+    names = "the same names and shapes, and float32" if wide else "the same names, shapes and types"
     checks = [
-        equal("tensors as in the base", odd[:5], [], "the same names, shapes and types"),
-        equal("changed without an adapter", strange[:5], [], "tensors without an adapter are copied bit by bit"),
+        equal("tensors as in the base", odd[:5], [], names),
+        equal("changed without training", strange[:5], [], "tensors that were not trained are copied number by number"),
     ]
     if is_whole(adapter):
-        note = "a tensor whose change is smaller than the steps of 16-bit numbers stays the base's"
+        note = "a tensor whose change is smaller than the steps of its type stays the base's"
         checks += [
             at_least("changed by training", len(changed), 1, f"of {len(targets)} tensors"),
             noted("left as in the base", len(same), note),
         ]
     elif not changed:
-        checks.append(failed("changed by the adapter", 0, "no tensor differs from the base: the adapter is not merged"))
+        checks.append(failed("changed by training", 0, "no tensor differs from the base: the adapter is not merged"))
     else:
-        note = f"of {len(targets)} modules with an adapter; a change may be too small for 16 bits"
-        checks.append(at_least("changed by the adapter", len(changed), max(1, len(targets) - len(same)), note))
+        note = f"of {len(targets)} modules with an adapter; a change may be too small for the weights' type"
+        checks.append(at_least("changed by training", len(changed), max(1, len(targets) - len(same)), note))
         checks.append(at_most("left as in the base", len(same), len(targets) // 10, note))
     return checks, changed
 
@@ -89,8 +92,8 @@ def _adapts_embedding(targets: set[str]) -> bool:
 
 
 def check_model(material: Material) -> list[Check]:
-    """Config, distance to base + adapter through PEFT, distance to the base."""
-    config, whole = material.config, material.recipe.model.full_finetuning
+    """Config, distance to what was trained, distance to the base."""
+    config, whole, merge = material.config, material.recipe.model.full_finetuning, material.merge
     n = len(material.unmerged)
     apart = distance(material.unmerged, material.tuned[:n])
     moved = distance(material.base, material.tuned)
@@ -102,24 +105,17 @@ def check_model(material: Material) -> list[Check]:
             "no quantization block",
             "quantization_config" in config,
             False,
-            "the weights are plain 16-bit numbers",
+            "the weights are plain numbers",
         ),
-        at_most(
-            "KL to base + adapter",
-            apart.mean,
-            MERGED_KL,
-            "the weights as trained, fp32: only 16-bit rounding lies between"
-            if whole
-            else "PEFT, not merged, fp32: only 16-bit rounding lies between",
-        ),
+        at_most("KL to the trained model", apart.mean, MERGED_KL, _between(material)),
         equal(
             "the trained weights" if whole else "merged as PEFT merges",
-            material.unlike_peft[:5],
+            merge.unlike[:5],
             [],
-            f"{material.n_merged} tensors are {'as trained' if whole else 'base + adapter'} in fp32, to one unit in their last place",
+            f"{merge.count} tensors are {'as trained' if whole else 'base + adapter'} in fp32, to one unit in their last place",
         ),
-        _share(share.value, distance(material.base[:n], material.unmerged).mean, _way_out(material)),
-        noted("KL to base", moved.mean, "how far the adapter moves what the model says"),
+        *_shares(material, share.value, distance(material.base[:n], material.unmerged).mean),
+        noted("KL to base", moved.mean, "how far training moves what the model says"),
         at_least("predictions changed", _largest_change(material), CHANGED, "largest change of a log-probability"),
         noted("perplexity", perplexity(material.tuned, material.following), _surprise_of_base(material)),
         *_check_language(material),
@@ -136,21 +132,41 @@ def _surprise_of_base(material: Material) -> str:
     return f"of its own answers and of worked solutions, {len(material.texts)} texts; base {surprise:.4g}"
 
 
+def _between(material: Material) -> str:
+    trained = "the weights as trained" if material.recipe.model.full_finetuning else "PEFT, not merged"
+    rounding = "no rounding to 16 bits" if material.recipe.export.is_wide else "only 16-bit rounding"
+    return f"{trained}, fp32: {rounding} lies between"
+
+
 def _way_out(material: Material) -> str | None:
     """What to do where the weights are the merge to their last place, so that all that is lost was lost in rounding."""
-    if material.unlike_peft:
+    if material.merge.unlike or material.recipe.export.is_wide:
         return None
     return WHY["rounded"] if material.recipe.model.full_finetuning else f"{WHY['rounded']}; {WHY['unmerged']}"
 
 
-def _share(value: float, moved: float, way_out: str | None) -> Check:
-    name, why = "share of the adapter", "0 is the base, 1 the tuned model, in its predictions"
-    if moved < JUDGED_KL:
-        return noted(name, value, f"{why}; not judged: the adapter's effect ({moved:.1e}) drowns in 16-bit rounding")
-    if way_out is None:
-        return within(name, value, SHARE, why)
-    check = within(name, value, ROUNDED_SHARE, f"{why}; {way_out}")
-    return check if not check.passed else check.model_copy(update={"why": why})
+def _shares(material: Material, value: float, moved: float) -> list[Check]:
+    """How much of the training is there: in predictions, and in the weights.
+
+    The weights decide where predictions cannot and no adapter lies beside them: else the trained model is in no file of the
+    export, and nobody is told.
+    """
+    way_out, weights = _way_out(material), material.merge.share
+    judged, whole = moved >= JUDGED_KL, material.recipe.model.full_finetuning
+    limit = SHARE if way_out is None else ROUNDED_SHARE
+    names = ("share of the training", "0 is the base, 1 the tuned model, in its predictions", value)
+    dim = f"not judged: the training's effect on predictions ({moved:.1e}) drowns in 16-bit rounding"
+    return [
+        _share(*names, limit, way_out) if judged else noted(names[0], value, f"{names[1]}; {dim}"),
+        _share("share in the weights", IN_WEIGHTS, weights, limit, way_out)
+        if whole and not judged
+        else noted("share in the weights", weights, IN_WEIGHTS),
+    ]
+
+
+def _share(name: str, why: str, value: float, limit: tuple[float, float], way_out: str | None) -> Check:
+    check = within(name, value, limit, why)
+    return check if check.passed or way_out is None else check.model_copy(update={"why": f"{why}; {way_out}"})
 
 
 def _check_language(material: Material) -> list[Check]:

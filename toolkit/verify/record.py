@@ -21,7 +21,7 @@ class Check(BaseModel):
 
 
 class FileResult(BaseModel):
-    """All checks of one file, and what it costs; `type` is `merged` for the 16-bit folder."""
+    """All checks of one file, and what it costs; `type` is `merged` for the folder of all weights."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,7 +64,7 @@ class VerifyRecord(BaseModel):
     lossy_base: bool = False
     """Merged into weights that were computed back from 4 bits."""
     full_finetuning: bool = False
-    """There is no adapter: what checks call the adapter is the change that training made to the base."""
+    """All weights were trained: there is no adapter."""
     recommended: str | None = None
     recommendation: str = ""
     """Why this file, in words."""

@@ -1,4 +1,4 @@
-"""Numbers that compare models: distances of distributions, perplexity, strength of the adapter. Pure."""
+"""Numbers that compare models: distances of distributions, perplexity, how much of a training is in one. Pure."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolkit.verify.record import FileResult, VerifyRecord
 
 COLUMNS = (
-    "file", "MB", "bits", "mean KL", "top-1", "perplexity", "adapter", "right", "difference, points", "speed", "memory, MB",
+    "file", "MB", "bits", "mean KL", "top-1", "perplexity", "training", "right", "difference, points", "speed", "memory, MB",
     "verdict",
 )  # fmt: skip
 NONE = "–"
@@ -19,8 +19,8 @@ def rows(record: VerifyRecord) -> list[tuple[str, ...]]:
 
 
 def _row(record: VerifyRecord, result: FileResult, unit: float | None) -> tuple[str, ...]:
-    kl = _first(result, "mean KL", "KL to base + adapter")
-    share = _first(result, "adapter in the weights", "share of the adapter", "adapter in the factors")
+    kl = _first(result, "mean KL", "KL to the trained model")
+    share = _first(result, "training in the weights", "share of the training", "adapter in the factors")
     decode = result.tokens_per_second.get("decode")
     return (
         _shortened(record, result),

@@ -38,15 +38,17 @@ def pairs(one: Path, other: Path) -> Iterator[tuple[str, torch.Tensor | None, to
             )
 
 
-def difference(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    """Names whose values differ, and names that only one side has, or in another shape or type."""
+def difference(one: Path, other: Path, *, wide: bool = False) -> tuple[list[str], list[str]]:
+    """Names whose values differ, and names that only one side has, or in another shape or type. `wide`: all of the other's are
+    float32."""
     import torch
 
     changed, odd = [], []
     for name, here, there in pairs(one, other):
-        if here is None or there is None or here.shape != there.shape or here.dtype != there.dtype:
+        wanted = torch.float32 if wide else getattr(here, "dtype", None)
+        if here is None or there is None or here.shape != there.shape or there.dtype != wanted:
             odd.append(name)
-        elif not torch.equal(here, there):
+        elif not torch.equal(here.to(there.dtype), there):
             changed.append(name)
     return changed, odd
 
