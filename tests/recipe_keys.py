@@ -73,6 +73,12 @@ EFFECTS: dict[str, Effect] = {
         [True, 32768],
         WITH_GPU,
     ),
+    "model.vllm_server": Effect(
+        "http://127.0.0.1:8000",
+        several(lambda recipe: setting(recipe, GPU).generator, load("fast_inference", GPU), grpo("use_vllm", GPU)),
+        ["server", False, False],
+        {"model.dtype": "auto"},
+    ),
     "model.gpu_memory_utilization": Effect(0.3, load("gpu_memory_utilization", GPU), given=WITH_GPU),
     "model.lora.r": Effect(32, several(lora("r"), load("max_lora_rank", GPU)), [32, 32], WITH_GPU),
     "model.lora.lora_alpha": Effect(64, lora("lora_alpha")),

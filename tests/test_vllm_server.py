@@ -353,6 +353,16 @@ def test_an_evaluation_goes_on_without_the_server(there: Call, tiny_checkpoint: 
     assert generator == "transformers" and ("model.vllm_server", None) in changes
 
 
+def test_one_of_several_processes_does_not_go_on_without_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolkit.engine.vllm_remote import connected
+
+    recipe = small_recipe("org/base", model={"vllm_server": "http://127.0.0.1:9"})
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match="no vLLM server answers"):
+        connected(recipe, CPU, resolve(recipe, CPU))
+
+
 @needs_vllm
 def test_what_requests_and_trl_raise_names_the_server() -> None:
     from toolkit.engine.vllm_remote import _answered

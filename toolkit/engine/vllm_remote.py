@@ -29,6 +29,7 @@ from toolkit.engine.unsloth_vllm import ONLY, TOGETHER, prompt_seed
 from toolkit.engine.vllm_server import OWN_ADDRESS, Served, Way, call, headers, look, own_address, way
 from toolkit.errors import EngineError
 from toolkit.parallel.environment import first as first_process
+from toolkit.parallel.environment import place
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy
@@ -48,7 +49,8 @@ _log = logging.getLogger(__name__)
 def connected(recipe: Recipe, machine: Machine, setting: Setting) -> tuple[Setting, Remote | None]:
     """The server that the recipe names. Where it cannot draw now, None and the setting without it, which says why.
 
-    A training has asked before (`preflight`); an evaluation long after it may find no server any more.
+    A training has asked before (`preflight`); an evaluation long after it may find no server any more. EngineError where it is
+    one of several processes that finds none.
     """
     from toolkit.engine.machine import Change, resolve
 
@@ -57,6 +59,8 @@ def connected(recipe: Recipe, machine: Machine, setting: Setting) -> tuple[Setti
         served = look(address)
         return setting, Remote(address, served, way(served, address, machine), recipe.model.max_seq_length)
     except EngineError as error:
+        if place().world > 1:  # the others would draw from it
+            raise
         here = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vllm_server": None})})
         plain = resolve(here, machine)
         change = Change("model.vllm_server", address, None, error.message)

@@ -40,7 +40,7 @@ def _setting(recipe: Recipe, card: Machine) -> Setting:
     """As the card would have it, with vLLM where the recipe allows it. Whether vLLM serves the model only its files would tell."""
     model, alone = recipe.model, replace(card, vllm=False)
     setting = resolve(recipe, alone)
-    if not model.fast_inference:
+    if model.vllm_server or not model.fast_inference:
         return setting
     share = 0.0 if model.standby else model.gpu_memory_utilization
     left = replace(alone, memory_gib=card.memory_gib * (1 - share))
