@@ -159,16 +159,16 @@ def description(recipe: Recipe) -> str:
 
 def rows_short_enough(recipe: Recipe) -> int:
     """How many of the rows training keeps, where a prompt is as long as its question."""
-    from toolkit.train import _short_enough
+    from toolkit.train.rows import short_enough
 
     policy: Any = SimpleNamespace(prompt_ids=lambda messages: list(messages[-1]["content"]))
-    return len(_short_enough(policy, recipe, recipe.task.rows("train")))
+    return len(short_enough(policy, recipe, recipe.task.rows("train")))
 
 
 def warmup_rows(recipe: Recipe) -> int:
-    from toolkit.train import _examples
+    from toolkit.train.rows import worked_examples
 
-    return len(_examples(recipe, recipe.task.rows("train")))
+    return len(worked_examples(recipe, recipe.task.rows("train")))
 
 
 def source(recipe: Recipe) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,10 +90,13 @@ def placed(part: str) -> Callable[[Recipe], str]:
 def pushes(recipe: Recipe) -> bool:
     """Whether the pipeline of `toolkit train` ends with a push."""
     from toolkit.cli import verbs
+    from toolkit.cli.parsing import Parser
 
     Path("mine.yaml").write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
     asked: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verbs, "run_stages", lambda _, **given: asked.update(given) or 0)
-        verbs._train(argparse.Namespace(words=["mine.yaml"], resume=None, to="verify"))
+        parser = Parser(prog="toolkit train")
+        verbs.VERBS["train"].add_arguments(parser)
+        verbs._train(parser.parse(["mine.yaml", "--to", "verify"]))
     return asked["push"]

@@ -78,7 +78,7 @@ def refused(*overrides: str) -> Fault:
         ("model.lora.target_modules=[embed_tokens]", "got the text 'embed_tokens'", "all seven projections"),
         ("model.lora.target_modules=lm_head", "expected a list", "tied, they are one matrix"),
         ("model.lora.target_modules=all-linear", "expected a list", "leave the key out"),
-        ("grpo.per_device_train_batch_size=24", "24 does not divide 64", "values that work: 4, 8, 16, 32"),
+        ("grpo.per_device_train_batch_size=20", "20 does not divide 48", "values that work: 8, 12, 16, 24"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_with_what_does(override: str, said: str, works: str) -> None:

@@ -149,6 +149,7 @@ def test_no_server_is_said_at_once_with_the_command_that_starts_one() -> None:
         ({"context": 64}, "context", "failed", "64 tokens"),
         ({"version": "0.25.1"}, "version", "warning", "0.25.1 there"),
         ({"logprobs": "raw_logprobs"}, "log-probabilities", "failed", "raw_logprobs"),
+        ({"in_pieces": True}, "chunked prefill", "failed", "in pieces"),
     ],
 )
 def test_a_server_that_is_not_the_recipes_is_said(

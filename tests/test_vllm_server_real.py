@@ -64,7 +64,11 @@ def started(recipe: Recipe, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | ON_A_CPU | {"PYTHONPATH": f"{SITE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [*words, "--dtype", "float32"], env=environment, stdout=out, stderr=out, start_new_session=True
+            [*words, "--dtype", "float32", "--no-enable-chunked-prefill"],
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     try:
         end = time.monotonic() + 180

@@ -42,6 +42,7 @@ class StandIn:
     quantization: str | None = None
     device: str = "cpu"
     transfer: str | None = "nccl"
+    in_pieces: bool = False
     busy: bool = False
     """Whether its prefix cache cannot be emptied."""
     deaf: bool = False
@@ -79,6 +80,7 @@ class StandIn:
         return {
             "model_config": {"logprobs_mode": self.logprobs, "quantization": self.quantization, "revision": None},
             "device_config": {"device": self.device},
+            "scheduler_config": {"enable_chunked_prefill": self.in_pieces},
             "weight_transfer_config": self.transfer and {"backend": self.transfer},
         }
 

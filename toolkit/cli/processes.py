@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.cli.parsing import Parser, count
+from toolkit.cli.pipeline import as_word
 from toolkit.errors import ToolkitError
 from toolkit.parallel.environment import DEFAULT_PORT, Machines, first, machines, place
 from toolkit.rundir import newest_unfinished
@@ -67,7 +68,7 @@ def train_in_processes(arguments: Arguments, loaded: Loaded, resume: Path | None
     require_devices(each)
 
     hidden = [("--then", arguments.then), ("--note-folder", arguments.note_folder), ("--resolved", arguments.resolved)]
-    words = ["--resume", str(resume)] if resume else list(arguments.words)
+    words = ["--resume", as_word(resume)] if resume else list(arguments.words)
     words += [word for name, value in hidden if value for word in (name, value)]
 
     def go_on() -> str:

@@ -58,7 +58,7 @@ def run_child(
     Every line goes to the post, and those of stdout to `heard`; they are `shown`, or only logged. Where the post says stop, a
     `stoppable` child gets one SIGINT.
     """
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     process = subprocess.Popen(
         [sys.executable, "-u", "-P", str(TETHER), "toolkit", *words],

@@ -58,7 +58,7 @@ class Post:
 
 def open_post() -> Any:
     """The handle of a new one, on the Ray that is connected."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     return ray.remote(num_cpus=0)(Post).remote()
 
@@ -68,7 +68,7 @@ def watch(job: Any, post: Any, show: Callable[[Message], None], *, waiting_for: 
 
     Ctrl-C and SIGTERM ask the workers to stop, in their own time; `stopping` says so. A second one raises KeyboardInterrupt.
     """
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     started, heard, told = time.monotonic(), False, False
     with _wish_to_stop(stopping) as asked:
@@ -115,7 +115,7 @@ def show_line(message: Message, before: str = "") -> None:
 
 def require_ended_well(job: Any) -> None:
     """ToolkitError where Ray lost a worker of the job, or a machine lacks the toolkit; a bug in a worker leaves as it is."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     try:
         ray.get(job)

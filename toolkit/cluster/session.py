@@ -78,7 +78,7 @@ def _own_ray(scratch: str, workers: int) -> dict[str, Any]:
 
 
 def _begin(address: str, arguments: dict[str, Any]) -> Any:
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     try:
         ray.init(**arguments, log_to_driver=False, logging_level=logging.CRITICAL)
@@ -113,7 +113,7 @@ def _require_reachable(address: str) -> None:
 
 def machines() -> list[Machine]:
     """Those of the Ray that is connected, as far as they are there now."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = os.environ.get("UNSLOTH_FORCE_CPU") != "1"

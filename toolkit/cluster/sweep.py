@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +87,22 @@ def _trial(result: Result, how: Sweep) -> Trial:
 
 
 def _at_once(there: Sequence[Machine], processes: int) -> int:
-    gpus = sum(machine.gpus for machine in there)
-    return max(1, gpus // processes if gpus else len(there))
+    """As many as find devices of their own: GPUs, or a machine without any."""
+    gpus = any(machine.gpus for machine in there)
+    return max(1, sum(machine.gpus // processes for machine in there) if gpus else len(there))
 
 
 def _start(trials: Sequence[Trial], around: Surroundings, post: Any, *, at_once: int, cores: int, gpus: int) -> Any:
     """The sweep as a Ray object. It runs inside the cluster, so that a client outside of it needs no part of Ray Tune."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     drive = ray.remote(num_cpus=0, max_retries=0)(_drive)
     return drive.remote(trials, around, post, at_once, {"CPU": cores} | ({"GPU": gpus} if gpus else {}))
 
 
 def _drive(trials: Sequence[Trial], around: Surroundings, post: Any, at_once: int, resources: dict[str, int]) -> None:
-    import os
-    from dataclasses import replace
-
     os.environ |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
-    from ray import tune
+    from ray import tune  # type: ignore[import-not-found]
 
     with nullcontext(around.scratch) if around.scratch else marked(around.folder) as storage:
         around = replace(around, scratch=storage)

@@ -47,8 +47,13 @@ def state_of(run: Path | None, *, to: str) -> State:
 
 @contextmanager
 def held(sweep: SweepDir) -> Iterator[None]:
-    """Within the block this process alone works on the sweeps of this recipe."""
-    sweep.path.mkdir(parents=True, exist_ok=True)
+    """Within the block this process alone works on the sweeps of this recipe. It must see the folder, as the workers do."""
+    try:
+        sweep.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot be made: {error.strerror}", where=str(sweep.path), hint="--storage FOLDER"
+        ) from error
     with sweep.lock.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -121,7 +121,7 @@ class _Told:
 
 def _start(job: Job, post: Any, processes: int, *, cores: int, gpu: bool, scratch: str | None) -> Any:
     """The job as a Ray object. It runs inside the cluster, so that a client outside of it needs no part of Ray Train."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     drive = ray.remote(num_cpus=0, max_retries=0)(_drive)
     return drive.remote(job, post, processes, cores, gpu, scratch)
@@ -129,8 +129,8 @@ def _start(job: Job, post: Any, processes: int, *, cores: int, gpu: bool, scratc
 
 def _drive(job: Job, post: Any, processes: int, cores: int, gpu: bool, scratch: str | None) -> None:
     os.environ |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1"}
-    import ray.train
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    import ray.train  # type: ignore[import-not-found]
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # type: ignore[import-not-found]
 
     with nullcontext(scratch) if scratch else marked(job.folder) as storage:
         DataParallelTrainer(
@@ -146,7 +146,7 @@ def _drive(job: Job, post: Any, processes: int, cores: int, gpu: bool, scratch: 
 
 def _shared_devices() -> Any:
     """Every worker sees all GPUs of the job on its machine, as LOCAL_RANK wants it. There is no process group to set up here."""
-    from ray.train.backend import Backend, BackendConfig
+    from ray.train.backend import Backend, BackendConfig  # type: ignore[import-not-found]
 
     class Devices(Backend):
         share_cuda_visible_devices = True
@@ -161,9 +161,9 @@ def _shared_devices() -> Any:
 
 def _work(config: dict[str, Any]) -> None:
     """In every worker."""
-    import ray
-    import ray.train
-    from ray.train.collective import broadcast_from_rank_zero
+    import ray  # type: ignore[import-not-found]
+    import ray.train  # type: ignore[import-not-found]
+    from ray.train.collective import broadcast_from_rank_zero  # type: ignore[import-not-found]
 
     job, post = config["job"], config["post"]
     context = ray.train.get_context()
@@ -196,7 +196,7 @@ def _train(job: Job, post: Any, rank: int, place: Mapping[str, str]) -> int:
 
 def _meeting_point() -> tuple[str, int]:
     """This machine's address, and a port that is free there."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     address = ray.util.get_node_ip_address()
     with socket.create_server((address, 0)) as probe:

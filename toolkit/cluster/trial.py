@@ -40,7 +40,7 @@ class Surroundings:
 
 def run_trial(config: Mapping[str, Any], *, trials: Sequence[Trial], around: Surroundings, post: Any) -> dict[str, int]:
     """Ray Tune's trainable. A variant that fails ends well for Tune: the others go on, and the post knows what happened."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     trial = trials[config["trial"]]
     if ray.get(post.stopping.remote()):
@@ -63,7 +63,7 @@ class _Stages:
 
     def run(self) -> int:
         """The exit code of the stage that was the last one."""
-        import ray
+        import ray  # type: ignore[import-not-found]
 
         code = 0 if self._trial.trained else self._train()
         if code or self._around.to == "train":

@@ -29,7 +29,9 @@ ROUNDING = 1e-3
 """Log-probabilities of one sample that differ by less are equal: 16-bit arithmetic."""
 STRENGTH = 0.2
 QUESTION = [{"role": "user", "content": "How much is 17 plus 25?"}]
-HINT = "model.fast_inference: false (or model.vllm_server: null), and tell us the model and the versions in manifest.json"
+HINT = (
+    "model.fast_inference: false (or model.vllm_server: null), and tell us the model and the versions in manifest.json"
+)
 
 
 @dataclass(frozen=True)

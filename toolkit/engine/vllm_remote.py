@@ -231,6 +231,10 @@ def _free_port(usual: int) -> int:
 def _client_kind() -> Any:
     from trl.generation.vllm_client import VLLMClient
 
+    logging.getLogger("urllib3.connectionpool").setLevel(
+        logging.ERROR
+    )  # a warning for each thread and each further try
+
     class Client(VLLMClient):
         """TRL's client with the server's key, an end to its patience, and errors that say which server."""
 

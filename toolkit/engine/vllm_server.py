@@ -54,6 +54,8 @@ class Served:
     transfer: str | None
     """How it was told to receive weights (`--weight-transfer-config`)."""
     revision: str | None = None
+    in_pieces: bool = False
+    """Whether it may read a long prompt in several steps (chunked prefill)."""
 
     def record(self) -> dict[str, Any]:
         """For a run's manifest: no name or path of the other machine."""
@@ -85,6 +87,7 @@ def look(address: str) -> Served:
         logprobs=str(of_model.get("logprobs_mode")),
         transfer=(config.get("weight_transfer_config") or {}).get("backend"),
         revision=of_model.get("revision"),
+        in_pieces=bool(config["scheduler_config"]["enable_chunked_prefill"]),
     )
 
 

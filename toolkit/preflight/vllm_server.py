@@ -80,7 +80,9 @@ def _context(recipe: Recipe, served: Served) -> Finding:
     grpo = recipe.grpo
     needed, room = grpo.max_prompt_length + grpo.max_completion_length, served.context
     value = f"{room} tokens, the recipe's longest prompt and completion take {needed}"
-    return Finding(PART, "context", value, *(() if room >= needed else ("failed", f"--max_model_len {needed}")))
+    if room >= needed:
+        return Finding(PART, "context", value)
+    return Finding(PART, "context", value, "failed", f"--max_model_len {needed}")
 
 
 def _version(served: Served) -> Finding:
@@ -97,3 +99,7 @@ def _sampling(served: Served) -> Iterator[Finding]:
         value = f"log-probabilities are {served.logprobs}: not those of the distribution that is drawn from"
         hint = f"trl vllm-serve, or --logprobs-mode {vllm_server.LOGPROBS}"
         yield Finding(PART, "log-probabilities", value, "failed", hint)
+    if served.device == "cpu" and served.in_pieces:
+        # vLLM 0.31, gpu_model_runner.py, `_bookkeeping_sync`: a generator on a CPU cannot be set back.
+        value = "on a CPU vLLM dies when it reads a prompt with a seed in pieces"
+        yield Finding(PART, "chunked prefill", value, "failed", "start it with --no-enable-chunked-prefill")
