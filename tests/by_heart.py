@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from toolkit.atomic import write_json
 from toolkit.engine.completions import Completion, Drawn, Sampling
 from toolkit.evaluate import evaluate_run
 from toolkit.prompts import format_completion
 from toolkit.recipe import Recipe
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir
 
 RIGHT = {"None": 0, "warmup": 1, "tuned": 2}
 """How many of its samples of each row a model gets right. Its greedy answer is as its first sample."""

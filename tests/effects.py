@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from by_heart import evaluate
+from toolkit.atomic import write_json
 from toolkit.engine import arguments, machine
 from toolkit.engine.machine import Machine, Setting
 from toolkit.recipe import Recipe, list_recipes
-from toolkit.rundir import write_json
 from toolkit.tasks.base import Row
 
 CPU = Machine("cpu", bf16=True, name="a CPU", threads=2, memory_gib=8.0)

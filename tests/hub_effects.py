@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from hub_stand_in import Hub, logged_in_to, running_hub
+from toolkit.atomic import write_json
 from toolkit.hub.files import places
 from toolkit.hubapi import CheckpointUploads
 from toolkit.recipe import Recipe
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir
 
 BASE_PATH = "/home/somebody/models/base"
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from toolkit.atomic import write_json
 from toolkit.export import ExportedFile, ExportRecord
 from toolkit.export.record import FilePart
 from toolkit.recipe import load_recipe
-from toolkit.rundir import write_json
 from toolkit.verify.record import Check, FileResult, VerifyRecord
 
 REPO = "org/model"

@@ -9,11 +9,12 @@ from pyarrow import parquet
 
 from by_heart import evaluate
 from models import small_recipe
+from toolkit.atomic import write_json
 from toolkit.engine.rollout import added
 from toolkit.evaluate.record import write_answers
 from toolkit.prompts import format_completion
 from toolkit.recipe import Recipe
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir
 from toolkit.tasks import Row
 from toolkit.train.record import Recorder, write_state
 

@@ -132,9 +132,9 @@ def test_questions_come_from_the_words_a_file_or_standard_input(
     [([], [], "there is no question"), (["1?", "2?"], ["1"], "2 questions and 1 golds"), (["1?"], ["1"], "no golds")],
 )
 def test_what_cannot_be_asked_is_an_error(questions: list[str], golds: list[str], said: str, tmp_path: Path) -> None:
+    from toolkit.atomic import write_json
     from toolkit.errors import ToolkitError
     from toolkit.recipe import Recipe
-    from toolkit.rundir import write_json
 
     plain = small_recipe("org/model").model_dump(mode="json")
     if said == "no golds":

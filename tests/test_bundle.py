@@ -16,11 +16,12 @@ from models import byte_tokenizer, tiny_llama
 from serving import NO_SYSTEM_ROLE
 from test_modelfile import read
 from tiny import edit_gguf, smollm2_file
+from toolkit.atomic import sha256_of
 from toolkit.bundle import write_bundle
 from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp.split import split
 from toolkit.recipe import Recipe, load_recipe
-from toolkit.rundir import ExportDir, sha256_of
+from toolkit.rundir import ExportDir
 
 FILES = ["my run-q8_0.gguf", "my run-f16.gguf"]
 SAMPLING = ["grpo.temperature=0.7", "grpo.top_p=0.9", "grpo.top_k=40", "grpo.min_p=0.05", "grpo.repetition_penalty=1.2"]

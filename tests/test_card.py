@@ -11,13 +11,14 @@ import pytest
 from markdown_it import MarkdownIt
 
 from hub_export import REPO, certify, write_export
+from toolkit.atomic import read_json
 from toolkit.hub.card import Facts, card_text
 from toolkit.hub.files import Place, places, proof_of
 from toolkit.hub.markdown import fenced, inline
 from toolkit.hubapi import Licence, portable
 from toolkit.hubapi.licences import LICENCES, UNKNOWN, licence_called
 from toolkit.recipe import load_recipe, load_resolved
-from toolkit.rundir import ExportDir, read_json
+from toolkit.rundir import ExportDir
 
 EVIL = "<script>alert(1)</script> [x](http://evil.example) ![i](http://evil.example/p.png) `code` **b** | a | \u202e# x"
 CI = [0.25, 0.75]

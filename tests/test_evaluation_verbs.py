@@ -16,11 +16,12 @@ from models import small_recipe
 from test_evaluate import recorded
 from tiny import write_adapter
 from toolkit import cli
+from toolkit.atomic import write_json
 from toolkit.cli.parsing import Parser
 from toolkit.cli.verbs import VERBS
 from toolkit.evaluate import harness
 from toolkit.evaluate.harness import INSTALL, harness_words, run_harness
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir
 
 pytest_plugins = ("shared",)
 

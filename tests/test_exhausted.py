@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from models import child_environment, small_recipe
+from toolkit.atomic import read_json, write_json
 from toolkit.doctor import show_run
 from toolkit.errors import DataError, ToolkitError
 from toolkit.estimate.exhausted import OutOfMemory, explained, is_exhaustion
 from toolkit.preflight import ANYWAY
-from toolkit.rundir import RunDir, read_json, write_json
+from toolkit.rundir import RunDir
 
 pytest_plugins = ("shared",)
 

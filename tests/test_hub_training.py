@@ -12,8 +12,9 @@ from hub_effects import train_at
 from hub_stand_in import running_hub
 from models import small_recipe
 from run_files import assert_same_run, weights
+from toolkit.atomic import read_json
 from toolkit.recipe import Recipe
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir
 from toolkit.train.record import last_checkpoint, read_state
 
 pytest_plugins = ("shared",)

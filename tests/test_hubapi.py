@@ -15,12 +15,13 @@ from hub_effects import BASE_PATH, write_checkpoint, write_run
 from hub_stand_in import TOKEN, Hub, Repo, logged_in_to, running_hub
 from models import SMOLLM2
 from tiny import smollm2_file
+from toolkit.atomic import read_json
 from toolkit.errors import ToolkitError
 from toolkit.hubapi import CheckpointUploads, base_licence, client, require_access, require_name
 from toolkit.hubapi.client import redacted
 from toolkit.hubapi.licences import LICENCES, UNKNOWN
 from toolkit.recipe import Recipe, load_recipe
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir
 from toolkit.train.record import last_checkpoint
 
 REPO = "org/model"

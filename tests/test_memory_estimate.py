@@ -16,10 +16,10 @@ import pytest
 
 from models import byte_tokenizer, child_environment, tiny_llama
 from toolkit import console
+from toolkit.atomic import read_json
 from toolkit.engine.machine import this_machine
 from toolkit.estimate import MARGIN, estimate, shape_of
 from toolkit.recipe import load_recipe
-from toolkit.rundir import read_json
 
 pytest_plugins = ("shared",)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from report_runs import HOSTILE, bare_run, made_run, report_recipe
+from toolkit.atomic import read_json, write_json
 from toolkit.cli import main
 from toolkit.errors import ToolkitError
 from toolkit.evaluate.record import write_answers
@@ -26,7 +27,7 @@ from toolkit.report.document import document, embedded
 from toolkit.report.figures import evaluation_figures
 from toolkit.report.records import flat, read_run
 from toolkit.report.summary import cost, verdict
-from toolkit.rundir import RunDir, read_json, write_json
+from toolkit.rundir import RunDir
 
 
 @pytest.fixture(scope="module")

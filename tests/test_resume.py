@@ -15,7 +15,8 @@ import pytest
 import unsloth_side
 from models import small_recipe
 from run_files import assert_same_run, drawn, lines, send_when, start, steps, weights
-from toolkit.rundir import RunDir, newest_run, write_json
+from toolkit.atomic import write_json
+from toolkit.rundir import RunDir, newest_run
 from toolkit.train.record import last_checkpoint, read_state
 
 pytest_plugins = ("shared",)

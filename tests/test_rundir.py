@@ -10,18 +10,9 @@ from pathlib import Path
 import pytest
 
 from toolkit import rundir
+from toolkit.atomic import read_json, replacing, sha256_of, write_json, writing
 from toolkit.errors import ExportError, ToolkitError
-from toolkit.rundir import (
-    RunDir,
-    new_run,
-    newest_export,
-    newest_run,
-    read_json,
-    replacing,
-    sha256_of,
-    write_json,
-    writing,
-)
+from toolkit.rundir import RunDir, new_run, newest_export, newest_run
 
 
 def names(folder: Path) -> list[str]:

@@ -13,10 +13,11 @@ import pytest
 
 from models import child_environment
 from report_runs import bare_run
+from toolkit.atomic import write_json
 from toolkit.cli import main
 from toolkit.errors import ToolkitError
 from toolkit.report.runs import Removal, clean, list_runs, removable, state_of
-from toolkit.rundir import RunDir, holding, is_held, write_json
+from toolkit.rundir import RunDir, holding, is_held
 
 HOLD = """
 import sys

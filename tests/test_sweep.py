@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from toolkit import versions
+from toolkit.atomic import write_json
 from toolkit.cli import main
 from toolkit.cluster import session
 from toolkit.cluster.child import environment, settings
@@ -21,7 +22,7 @@ from toolkit.cluster.sweep_record import SweepRecord, held, state_of
 from toolkit.cluster.sweep_results import Reader, Result, last_words
 from toolkit.errors import DataError, RecipeError, ToolkitError
 from toolkit.recipe.grid import split_values, variants
-from toolkit.rundir import SweepDir, write_json
+from toolkit.rundir import SweepDir
 from toolkit.versions import pins
 
 ROOT = Path(__file__).parent.parent
@@ -184,7 +185,8 @@ def test_no_secret_goes_along_to_the_machines(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_child_gets_its_share_of_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray's own
-    assert "OMP_NUM_THREADS" not in environment({}, None)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "s3cret")
+    assert not {"OMP_NUM_THREADS", "RAY_AUTH_TOKEN"} & set(environment({}, None))
     assert environment({}, 4)["OMP_NUM_THREADS"] == "4"
     assert environment({"OMP_NUM_THREADS": "2"}, 4)["OMP_NUM_THREADS"] == "2"
     assert environment({}, 4)["PYTHONPATH"].split(":")[0] == str(ROOT)

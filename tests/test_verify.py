@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tiny import edit_gguf, exported, run_with
+from toolkit.atomic import read_json, sha256_of, write_json
 from toolkit.cli import main
 from toolkit.recipe import Recipe
-from toolkit.rundir import read_json, sha256_of, write_json
 from toolkit.verify import verify_export
 from toolkit.verify.record import VerifyRecord
 from verdicts import F16, Q4, failed_checks, hash_of, verdicts_of

@@ -11,9 +11,9 @@ import pytest
 from damage import Damage, double_bos, lose_stop
 from families import write_gemma
 from tiny import edit_gguf, exported, need_llama_cpp, write_run
+from toolkit.atomic import read_json
 from toolkit.prompts import SYSTEM_PROMPT
 from toolkit.recipe import load_resolved
-from toolkit.rundir import read_json
 from toolkit.verify import verify_export
 from toolkit.verify.record import FileResult
 from toolkit.verify.reference import tokenizer_of

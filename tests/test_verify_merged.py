@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.rundir import read_json
+from toolkit.atomic import read_json
 from toolkit.verify import verify_export
 from toolkit.verify.record import FileResult
 from verdicts import failed_checks

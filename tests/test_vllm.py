@@ -20,10 +20,11 @@ import unsloth_side
 import vllm_side
 from models import byte_tokenizer, small_recipe, tiny_gemma, tiny_llama, tiny_qwen
 from run_files import lines
+from toolkit.atomic import read_json
 from toolkit.engine.completions import Completion, Sampling
 from toolkit.engine.vllm_engine import Room
 from toolkit.recipe import Recipe
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir
 
 pytest_plugins = ("shared",)
 if importlib.util.find_spec("vllm") is None and os.environ.get("REQUIRE_VLLM") != "1":

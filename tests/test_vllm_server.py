@@ -26,6 +26,7 @@ import vllm_remote_side as side
 from contract_sources import installed
 from models import child_environment, small_recipe
 from run_files import lines
+from toolkit.atomic import read_json
 from toolkit.cli import main
 from toolkit.engine import vllm_server
 from toolkit.engine.completions import Completion, Sampling
@@ -36,7 +37,7 @@ from toolkit.preflight.finding import Finding
 from toolkit.preflight.vllm_server import server_findings, way_findings
 from toolkit.recipe import Recipe, load_recipe
 from toolkit.recipe.schema import Eval
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir
 from vllm_stand_in import StandIn, serving
 
 pytest_plugins = ("shared",)

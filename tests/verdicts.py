@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir import sha256_of
+from toolkit.atomic import sha256_of
 from toolkit.verify import verify_export
 from toolkit.verify.record import FileResult
 

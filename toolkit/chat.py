@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import console
+from toolkit.atomic import read_json
 from toolkit.errors import ToolkitError
 from toolkit.prompts import messages
-from toolkit.rundir import ExportDir, chosen_gguf, read_json
+from toolkit.rundir import ExportDir, chosen_gguf
 
 if TYPE_CHECKING:
     from toolkit.llamacpp import ServedModel

@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from models import child_environment, small_recipe
@@ -31,7 +35,7 @@ if versions.build("ray") is None and os.environ.get("REQUIRE_RAY") != "1":
     pytest.skip("Ray is not installed: make test-ray", allow_module_level=True)
 
 NOISE = re.compile(r"raylet|RayTrainWorker|TrainController|TrainTrainable|pid=|\(autoscaler")
-LONG = ("grpo.max_steps=60", "grpo.learning_rate=1e-5")
+LONG = ("grpo.max_steps=150", "grpo.learning_rate=1e-5")
 """Long enough to be stopped in the middle."""
 
 
@@ -67,8 +71,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""What keeps a Ray on 127.0.0.1; `--ray local` sets it itself."""
+CLUSTER = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}  # fmt: skip
+"""What keeps a Ray on 127.0.0.1 (`--ray local` sets it itself), and those out who have no token."""
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +89,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     ]  # fmt: skip
     with (scratch / "ray.txt").open("wb") as output:
         ray = subprocess.Popen(
-            command, stdout=output, stderr=output, env=child_environment() | LOOPBACK, start_new_session=True
+            command, stdout=output, stderr=output, env=child_environment() | CLUSTER, start_new_session=True
         )
     until = time.monotonic() + 90
     while "Ray runtime started" not in (scratch / "ray.txt").read_text() and time.monotonic() < until:
         assert ray.poll() is None, (scratch / "ray.txt").read_text()
         time.sleep(0.2)
     yield {"gcs": f"127.0.0.1:{port}", "client": f"ray://127.0.0.1:{client}"}
-    os.killpg(ray.pid, signal.SIGTERM)
+    for process in [*psutil.Process(ray.pid).children(recursive=True), ray]:  # asked to end, they take half a minute
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     ray.wait(timeout=60)
-    import shutil
-
     shutil.rmtree(f"/tmp/ray-{port}", ignore_errors=True)
 
 
@@ -119,7 +125,7 @@ def test_a_users_fault_comes_back_as_it_is_and_no_stage_follows(
 ) -> None:
     """From a worker of a Ray that runs already; the driver is no part of it (ray://)."""
     words = ("--ray", cluster["client"], "--to", "eval", "grpo.max_prompt_length=1")
-    failed = toolkit(tmp_path, "train", recipe.name, *words, **LOOPBACK)
+    failed = toolkit(tmp_path, "train", recipe.name, *words, **CLUSTER)
     assert failed.returncode == 2, failed.stderr
     assert "one step needs 2 rows, and there are 0" in failed.stderr and "╭─ error" in failed.stderr
     assert "Traceback" not in failed.stderr and "2/2 eval" not in failed.stdout
@@ -131,22 +137,22 @@ def test_ctrl_c_saves_a_job_and_the_usual_command_goes_on(
     recipe: Path, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     words = ("--ray", cluster["gcs"], "--processes", "2")
-    job = begun(tmp_path, "train", recipe.name, *words, *LONG, **LOOPBACK)
-    assert send_when(job, tmp_path / "output.txt", "step 1/60", signal.SIGINT) == 130
+    job = begun(tmp_path, "train", recipe.name, *words, *LONG, **CLUSTER)
+    assert send_when(job, tmp_path / "output.txt", "step 1/150", signal.SIGINT) == 130
     said = (tmp_path / "output.txt").read_text()
     (run,) = runs(tmp_path)
     assert read_state(run)["state"] == "stopped" and not run.adapter.exists()
     assert f"toolkit train --resume runs/{run.path.name}" in said
     assert f"toolkit train --resume runs/{run.path.name} --ray {cluster['gcs']} --processes 2" in said
-    again = toolkit(tmp_path, "train", "--resume", f"runs/{run.path.name}", *words, **LOOPBACK)
+    again = toolkit(tmp_path, "train", "--resume", f"runs/{run.path.name}", *words, **CLUSTER)
     assert again.returncode == 0, again.stderr
-    assert read_state(run)["state"] == "done" and [step for _, step in steps(run)][-1] == 60
+    assert read_state(run)["state"] == "done" and [step for _, step in steps(run)][-1] == 150
 
 
 def test_a_sweep_is_stopped_goes_on_and_repeats_nothing(recipe: Path, tmp_path: Path) -> None:
     words = ("sweep", recipe.name, "grpo.max_prompt_length=96,1,95", *LONG)
     stopped = begun(tmp_path, *words)
-    assert send_when(stopped, tmp_path / "output.txt", "[1/3] step 1/60", signal.SIGINT) == 130
+    assert send_when(stopped, tmp_path / "output.txt", "[1/3] step 1/150", signal.SIGINT) == 130
     said = (tmp_path / "output.txt").read_text()
     assert re.search(r"96 +stopped", said) and re.search(r"95 +not started", said)
     assert f"the same again: {' '.join(['toolkit', *words])}" in said

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import replacing, sha256_of
 from toolkit.bundle.modelfile import Modelfile, quoted
 from toolkit.bundle.readme import (
     MODELFILE,
@@ -25,7 +26,7 @@ from toolkit.bundle.readme import (
 )
 from toolkit.bundle.settings import Settings
 from toolkit.bundle.speech import Speech, has_system_role, ollama_template, speech_of
-from toolkit.rundir import ExportDir, day_of, replacing, sha256_of
+from toolkit.rundir import ExportDir, day_of
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe

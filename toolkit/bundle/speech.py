@@ -13,12 +13,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from toolkit.atomic import read_json
 from toolkit.bundle.go_template import Messages, Turns, turns_of
 from toolkit.fixed_chats import CHATS
 from toolkit.llamacpp import GgufFile, render_chat
 from toolkit.llamacpp.vocabulary import adds_bos
 from toolkit.prompts import messages, suited, takes_system
-from toolkit.rundir import read_json
 
 _TODAY = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 """Where a Jinja template writes today's date. Ollama's language has a function for that since 2025, of one form, 2026-11-30."""

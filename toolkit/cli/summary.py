@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
-from toolkit.rundir import ExportDir, RunDir, preferred_gguf, read_json
+from toolkit.atomic import read_json
+from toolkit.rundir import ExportDir, RunDir, preferred_gguf
 
 MODELS = {"base": "base model", "few_shot": "base, few-shot", "warmup": "after warm-up", "tuned": "after GRPO"}
 """The models of eval.json, in the order of training."""

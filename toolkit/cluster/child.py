@@ -16,7 +16,7 @@ from toolkit.cluster.post import Kind, Message
 
 PACKAGE = Path(toolkit.__file__).parent
 TETHER = PACKAGE / "tether.py"
-ASK_S = 0.5
+ASK_S = 0.3
 RUN_LINE = "run: "
 """How `toolkit train` says which folder it has made."""
 SETTINGS = (
@@ -34,9 +34,10 @@ def settings() -> dict[str, str]:
 def environment(given: Mapping[str, str], threads: int | None) -> dict[str, str]:
     """This worker's environment for a child: the user's settings, and its share of the cores unless the user says otherwise.
 
-    Ray's own OMP_NUM_THREADS goes: it is 1 beside a GPU.
+    Ray's own OMP_NUM_THREADS goes: it is 1 beside a GPU. So does its token, which is for Ray's processes.
     """
-    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    ours = ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN")
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
     share = {"OMP_NUM_THREADS": str(threads)} if threads else {}
     paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     return inherited | share | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | dict(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from toolkit.errors import MissingExtraError, ToolkitError
 LOCAL, RUNNING = "local", "auto"
 INSTALL = ".venv/bin/python -m pip install --no-deps --requirement requirements/ray.txt"
 FORMS = "--ray local, --ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
+TOKEN = "one that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
 REACH_S = 10
 _ADDRESS = re.compile(r"(ray://)?\[?([^\s/\]\[]+)\]?:(\d{1,5})")
 _STORE_BYTES = 100 * 2**20
@@ -49,12 +51,15 @@ def connected(address: str, *, workers: int = 1) -> Iterator[None]:
     require_ray()
     _require_reachable(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     with ExitStack() as stack:
         arguments: dict[str, Any] = {"address": address}
         if address == LOCAL:
             # Ray's own switch for machines that cannot be part of a cluster. Without it every port is open to the network,
             # and whoever reaches one runs code here; _node_ip_address="127.0.0.1" is replaced by the outer address.
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            # Against this machine's other users. Ray would leave a token of its own readable in the home folder.
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
             scratch = stack.enter_context(_short_folder())
             arguments |= _own_ray(scratch, workers)
         ray = _begin(address, arguments)
@@ -83,7 +88,7 @@ def _begin(address: str, arguments: dict[str, Any]) -> Any:
     try:
         ray.init(**arguments, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        hint = "--ray local, or start one: ray start --head" if address == RUNNING else FORMS
+        hint = "--ray local, or start one: ray start --head" if address == RUNNING else f"{FORMS}; {TOKEN}"
         raise ToolkitError(f"Ray cannot be reached: {_first_line(error)}", where=address, hint=hint) from error
     return ray
 

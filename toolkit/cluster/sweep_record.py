@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from toolkit.atomic import read_json, write_json
 from toolkit.errors import ToolkitError
-from toolkit.rundir import SCHEMA, RunDir, SweepDir, read_json, write_json
+from toolkit.rundir import SCHEMA, RunDir, SweepDir
 
 State = Literal["new", "begun", "trained", "done"]
 

@@ -183,7 +183,7 @@ def _work(config: dict[str, Any]) -> None:
 
 
 def _train(job: Job, post: Any, rank: int, place: Mapping[str, str]) -> int:
-    env = environment(job.settings, job.threads) | place
+    env = environment(job.settings, job.threads) | dict(place)
     with tempfile.TemporaryDirectory(prefix="toolkit-") as scratch:
         words = job.words(Path(scratch))
         # The first process tells the others when to stop.

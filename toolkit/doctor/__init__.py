@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
+from toolkit.atomic import read_json, write_json
 from toolkit.doctor import hardware, versions
 from toolkit.doctor.abilities import LIBRARIES, Ability, what_runs
 from toolkit.doctor.hardware import Hardware
@@ -18,7 +19,7 @@ from toolkit.errors import ToolkitError
 from toolkit.health import Finding as RunFinding
 from toolkit.health import diagnose
 from toolkit.preflight import Finding
-from toolkit.rundir import SCHEMA, RunDir, is_held, read_json, write_json
+from toolkit.rundir import SCHEMA, RunDir, is_held
 from toolkit.versions import build, installed
 
 _COLOURS = {

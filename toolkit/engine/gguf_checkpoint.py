@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
+from toolkit.atomic import replacing, sha256_of
 from toolkit.errors import EngineError
 from toolkit.llamacpp import GgufFile
 from toolkit.llamacpp.vocabulary import tokens_of
-from toolkit.rundir import cache_folder, replacing, sha256_of
+from toolkit.rundir import cache_folder
 
 LAYOUT = 2
 """Raised when this module writes something else for the same file, so that old conversions are not taken."""

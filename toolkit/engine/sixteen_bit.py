@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
+from toolkit.atomic import read_json, replacing, sha256_of
 from toolkit.engine.source import checkpoint_of, from_hub, is_hub_name, local_path
 from toolkit.errors import EngineError
-from toolkit.rundir import cache_folder, read_json, replacing, sha256_of
+from toolkit.rundir import cache_folder
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.atomic import read_json, sha256_of
 from toolkit.errors import EngineError, MissingExtraError
-from toolkit.rundir import LICENCE_FILES, read_json, sha256_of
+from toolkit.rundir import LICENCE_FILES
 
 if TYPE_CHECKING:
     from toolkit.recipe import Model

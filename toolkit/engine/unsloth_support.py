@@ -93,8 +93,8 @@ def _mixture(config: Config) -> bool:
 @cache
 def model_config(source: str, revision: str | None) -> Config:
     """The base model's config.json; nothing where it is out of reach. Of a Hub model nothing else is downloaded for it."""
+    from toolkit.atomic import read_json
     from toolkit.engine.source import checkpoint_of, from_hub, is_hub_name
-    from toolkit.rundir import read_json
 
     try:
         if is_hub_name(source):

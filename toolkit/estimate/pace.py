@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import read_json
 from toolkit.errors import ToolkitError
-from toolkit.rundir import RUNS, RunDir, read_json
+from toolkit.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:
     from toolkit.engine.machine import Machine

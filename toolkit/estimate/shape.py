@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import read_json
 from toolkit.engine.source import is_hub_name, local_path
 from toolkit.errors import EngineError
-from toolkit.rundir import read_json
 
 if TYPE_CHECKING:
     from toolkit.llamacpp import GgufFile

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import console
+from toolkit.atomic import write_json
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.evaluate.asking import GREEDY, Asked, ask_models
 from toolkit.evaluate.record import evaluation_record, hash_of, write_answers
 from toolkit.evaluate.sets import EvaluationSet, chosen, overlap_record
 from toolkit.evaluate.show import show
 from toolkit.evaluate.totals import with_totals
-from toolkit.rundir import RunDir, write_json
+from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
     from toolkit.evaluate.progress import Progress

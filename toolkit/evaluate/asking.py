@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import console
 from toolkit.answers import canonical, extract_block
+from toolkit.atomic import sha256_of
 from toolkit.errors import DataError, EngineError
 from toolkit.evaluate.progress import Progress
 from toolkit.evaluate.totals import Answer
-from toolkit.rundir import ADAPTER_WEIGHTS, is_whole, sha256_of
+from toolkit.rundir import ADAPTER_WEIGHTS, is_whole
 from toolkit.tasks import folded
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
+from toolkit.atomic import read_json
 from toolkit.errors import MissingExtraError, ToolkitError
-from toolkit.rundir import RunDir, is_whole, read_json
+from toolkit.rundir import RunDir, is_whole
 
 PACKAGE, EXTRA = "lm_eval", "harness"
 INSTALL = ".venv/bin/python -m pip install --no-deps --requirement requirements/harness.txt"

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from toolkit.atomic import read_json, write_json
 from toolkit.engine.completions import Completion, Drawn
 from toolkit.evaluate.totals import Answer
-from toolkit.rundir import read_json, write_json
 
 
 class Progress:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import replacing
 from toolkit.engine.rollout import arrow_table
 from toolkit.evaluate.compare import by_row, difference, flips, gain
 from toolkit.evaluate.totals import Answer
-from toolkit.rundir import SCHEMA, replacing
+from toolkit.rundir import SCHEMA
 from toolkit.statistics import RESAMPLES, interval, majority_at, pass_at, powers, wilson
 
 if TYPE_CHECKING:

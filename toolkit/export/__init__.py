@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
+from toolkit.atomic import replacing, sha256_of, write_json, writing
 from toolkit.bundle import write_bundle
 from toolkit.errors import ExportError
 from toolkit.export.adapter import CONFIG, WEIGHTS
@@ -28,18 +29,7 @@ from toolkit.export.merge import merge
 from toolkit.export.record import ExportedFile, ExportRecord, FilePart
 from toolkit.export.space import check_space
 from toolkit.llamacpp import GgufFile, check_type, versions
-from toolkit.rundir import (
-    EXPORTS,
-    SCHEMA,
-    WHOLE_WEIGHTS,
-    ExportDir,
-    RunDir,
-    is_whole,
-    replacing,
-    sha256_of,
-    write_json,
-    writing,
-)
+from toolkit.rundir import EXPORTS, SCHEMA, WHOLE_WEIGHTS, ExportDir, RunDir, is_whole
 
 if TYPE_CHECKING:
     from toolkit.engine.sixteen_bit import MergeBase

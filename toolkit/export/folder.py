@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from toolkit import rundir
+from toolkit import atomic, rundir
 from toolkit.errors import ExportError
 from toolkit.export.tokenizer_model import is_needed, write_tokenizer_model
 from toolkit.llamacpp import render_chat
@@ -171,7 +171,7 @@ def token_text(token: Any) -> str:
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
     """A JSON file of the base model; where it may be absent, `default` stands for it."""
-    return dict(default) if default is not None and not path.is_file() else rundir.read_json(path)
+    return dict(default) if default is not None and not path.is_file() else atomic.read_json(path)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import read_json
 from toolkit.health.movement import movement
 from toolkit.recipe import load_resolved
-from toolkit.rundir import RunDir, read_json
+from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
     from toolkit.recipe import Recipe

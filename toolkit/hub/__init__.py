@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolkit import console
+from toolkit.atomic import read_json
 from toolkit.bundle import has_system_role
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.hub.card import Facts, card_text
@@ -30,7 +31,7 @@ from toolkit.hubapi import (
     require_name,
     upload,
 )
-from toolkit.rundir import LICENCE_TEXTS, RUNS, ExportDir, RunDir, read_json
+from toolkit.rundir import LICENCE_TEXTS, RUNS, ExportDir, RunDir
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

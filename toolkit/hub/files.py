@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import read_json, sha256_of
 from toolkit.errors import ToolkitError
-from toolkit.rundir import LICENCE_FILES, ExportDir, read_json, sha256_of
+from toolkit.rundir import LICENCE_FILES, ExportDir
 
 if TYPE_CHECKING:
     from toolkit.recipe import Hub

@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from toolkit import console
+from toolkit.atomic import read_json, write_json
 from toolkit.hubapi.client import asking, client, redacted
 from toolkit.hubapi.portable import portable_file
 from toolkit.hubapi.upload import Item, remote_files, upload
-from toolkit.rundir import RunDir, read_json, write_json
+from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from toolkit.atomic import read_json
 from toolkit.engine.sixteen_bit import ungated_copy
 from toolkit.hubapi.client import TOKENS_PAGE, redacted
-from toolkit.rundir import read_json
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import sha256_of
 from toolkit.errors import ToolkitError
-from toolkit.rundir import sha256_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -16,8 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.atomic import replacing
 from toolkit.errors import ExportError, MissingExtraError
-from toolkit.rundir import replacing
 
 SCRIPT = "convert_hf_to_gguf.py"
 LORA_SCRIPT = "convert_lora_to_gguf.py"

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import replacing
 from toolkit.errors import ExportError
 from toolkit.llamacpp.header import GgufFile
 from toolkit.llamacpp.library import last_log_lines, library
-from toolkit.rundir import replacing
 
 if TYPE_CHECKING:
     import numpy

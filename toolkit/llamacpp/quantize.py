@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from toolkit.atomic import replacing
 from toolkit.errors import ExportError
 from toolkit.llamacpp.imatrix import Importance
 from toolkit.llamacpp.library import last_log_lines, library
 from toolkit.llamacpp.types import file_type_number
-from toolkit.rundir import replacing
 
 BUFFER_BYTES = 2**29
 """Rows of one tensor that are quantised at a time; llama.cpp's default of 8 GiB holds the largest tensor whole."""

@@ -9,9 +9,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolkit.atomic import replacing
 from toolkit.errors import ExportError
 from toolkit.llamacpp.header import GgufFile, TensorInfo
-from toolkit.rundir import replacing
 
 ALIGNMENT = 32
 COPY_BYTES = 16 * 2**20

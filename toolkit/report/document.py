@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir import replacing
+from toolkit.atomic import replacing
 
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "browser.js", "page.js")
 STYLES = ("uPlot.min.css", "page.css")

@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from toolkit.atomic import read_json
 from toolkit.errors import ToolkitError
-from toolkit.rundir import EXPORTS, ExportDir, RunDir, read_json, recipe_of
+from toolkit.rundir import EXPORTS, ExportDir, RunDir, recipe_of
 
 Record = dict[str, Any]
 

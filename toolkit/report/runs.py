@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
+from toolkit.atomic import read_json
 from toolkit.errors import ToolkitError
 from toolkit.report.records import metric_lines
-from toolkit.rundir import RUNS, RunDir, is_held, read_json, recipe_of
+from toolkit.rundir import RUNS, RunDir, is_held, recipe_of
 
 SCHEMA = 1
 LAST_STEPS = 10

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
+from toolkit.atomic import replacing, write_json
 from toolkit.engine.trackers import require_tracker
 from toolkit.errors import EngineError, Stopped
 from toolkit.estimate.exhausted import Meter, explained
@@ -18,7 +19,7 @@ from toolkit.preflight import require_ready, require_sound_rewards
 from toolkit.preflight.installed import require_versions
 from toolkit.preflight.shares import require_shares
 from toolkit.recipe.plan import plan, plan_lines
-from toolkit.rundir import RunDir, holding, new_run, replacing, write_json
+from toolkit.rundir import RunDir, holding, new_run
 from toolkit.tasks.halves import overlap
 from toolkit.train.display import Display
 from toolkit.train.follow import follow

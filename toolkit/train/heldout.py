@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from toolkit import console
-from toolkit.rundir import RunDir, replacing
+from toolkit.atomic import replacing
+from toolkit.rundir import RunDir
 
 if TYPE_CHECKING:
     from toolkit.engine.load import Policy

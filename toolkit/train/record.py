@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import toolkit
-from toolkit.rundir import SCHEMA, RunDir, read_json, replacing, write_json
+from toolkit.atomic import read_json, replacing, write_json
+from toolkit.rundir import SCHEMA, RunDir
 from toolkit.train.energy import EnergyMeter
 
 if TYPE_CHECKING:

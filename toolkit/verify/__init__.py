@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import console
+from toolkit.atomic import read_json, sha256_of, write_json, writing
 from toolkit.errors import ToolkitError
-from toolkit.rundir import RUNS, SCHEMA, WHOLE_WEIGHTS, ExportDir, RunDir, read_json, sha256_of, write_json, writing
+from toolkit.rundir import RUNS, SCHEMA, WHOLE_WEIGHTS, ExportDir, RunDir
 from toolkit.verify.certificate import write_certificate
 from toolkit.verify.contents import Folders
 from toolkit.verify.files import Shipped, check_adapter_file, check_file, shipped_files

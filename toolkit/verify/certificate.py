@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir import replacing
+from toolkit.atomic import replacing
 from toolkit.verify.record import Check, FileResult, VerifyRecord
 from toolkit.verify.table import COLUMNS, rows
 

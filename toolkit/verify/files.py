@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolkit.atomic import sha256_of
 from toolkit.errors import ExportError
 from toolkit.llamacpp import (
     FILE_TYPES,
@@ -18,7 +19,6 @@ from toolkit.llamacpp import (
     shard_paths,
     try_file,
 )
-from toolkit.rundir import sha256_of
 from toolkit.verify.contents import Folders, compare
 from toolkit.verify.gguf_checks import check_answers, check_predictions, check_tokens
 from toolkit.verify.header_checks import check_contents, check_header

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir import is_whole, sha256_of
+from toolkit.atomic import sha256_of
+from toolkit.rundir import is_whole
 from toolkit.statistics import wilson
 from toolkit.verify.gguf_checks import ordinary
 from toolkit.verify.limits import CHANGED, JUDGED_KL, MERGED_KL, ROUNDED_SHARE, SHARE, WHY

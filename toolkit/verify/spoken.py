@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.atomic import read_json
 from toolkit.engine.tokenizer import ChatTemplate
 from toolkit.fixed_chats import CHATS, TEXTS
-from toolkit.rundir import read_json
 from toolkit.verify.reference import tokenizer_of
 
 if TYPE_CHECKING:
