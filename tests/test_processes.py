@@ -109,6 +109,15 @@ def worker(process: subprocess.Popen[bytes], rank: int) -> psutil.Process:
     return found[0]
 
 
+def processes_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    whole = psutil.Process(process.pid)
+    return [whole, *whole.children(recursive=True)]
+
+
+def listening(process: psutil.Process) -> set[str]:
+    return {place.laddr.ip for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_run_which_can_be_resumed(
     rank: int, alone: RunDir, tiny_checkpoint: Path, tmp_path: Path
@@ -119,6 +128,7 @@ def test_a_killed_process_ends_the_run_which_can_be_resumed(
     until = time.monotonic() + 200
     while "step 3/5" not in output.read_text(encoding="utf-8") and time.monotonic() < until:
         time.sleep(0.02)
+    assert {address for process_ in processes_of(process) for address in listening(process_)} <= {"127.0.0.1"}
     worker(process, rank).send_signal(signal.SIGKILL)
     assert process.wait(timeout=60) == 2
     said = output.read_text(encoding="utf-8")

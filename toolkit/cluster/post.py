@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolkit import console
-from toolkit.errors import ToolkitError
+from toolkit.errors import EngineError, ToolkitError
 
 LOOK_S = 0.3
 WAIT_S = 30
@@ -113,19 +113,20 @@ def show_line(message: Message, before: str = "") -> None:
     (console.say if message.kind == "out" else console.note)(text)
 
 
-def require_ended_well(job: Any) -> None:
-    """ToolkitError where Ray lost a worker of the job, or a machine lacks the toolkit; a bug in a worker leaves as it is."""
+def require_ended_well(job: Any, *, go_on: str) -> None:
+    """ToolkitError where Ray lost a worker of the job, or a machine lacks the toolkit; a bug in a worker leaves as it is.
+
+    `go_on`: the command that goes on then. Ray says on stdout, unasked, how it lost a worker.
+    """
     import ray  # type: ignore[import-not-found]
 
     try:
         ray.get(job)
     except ray.exceptions.RayTaskError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if any("No module named 'toolkit'" in line for line in lines):
+        if "No module named 'toolkit'" in str(error):
             what = "a machine of the cluster lacks the toolkit"
             raise ToolkitError(what, hint="every machine needs the same set-up: docs/scaling.md") from error
         if type(error.cause).__name__ not in LOST:
             raise
-        raise ToolkitError(
-            f"Ray ended the job: {lines[-1][:300]}", hint="ray status; the logs of its machines"
-        ) from error
+        what = "Ray lost a worker: its process was killed, or its machine is gone"
+        raise EngineError(what, hint=go_on) from error

@@ -51,7 +51,6 @@ def connected(address: str, *, workers: int = 1) -> Iterator[None]:
     require_ray()
     _require_reachable(address)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     with ExitStack() as stack:
         arguments: dict[str, Any] = {"address": address}
         if address == LOCAL:

@@ -71,7 +71,7 @@ def _train(results: Sequence[Result], how: Sweep, reader: Reader) -> None:
             waiting_for = f"{at_once} × ({cores} cores{f', {gpus} GPUs' if gpus else ''})"
             stopping = "the variants that run finish their step and save, no other begins"
             watch(job, post, reader.hear, waiting_for=waiting_for, stopping=stopping)
-            require_ended_well(job)
+            require_ended_well(job, go_on="the same command again")
     reader.close()
 
 

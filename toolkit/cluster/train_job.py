@@ -102,14 +102,14 @@ class _Told:
         bad = next((message for message in ends if message.code), None)
         if self._run is not None and not any(message.code for message in self._ends if message.sender == 0):
             return Path(self._run)
+        again = go_on(self.begun or "RUN")
         if bad is None:
-            require_ended_well(job)
+            require_ended_well(job, go_on=again)
             raise ToolkitError("the job ended without a run")
         if bad.error:
             raise bad.error
         for line in self._last.get(bad.sender, []):
             show_line(Message("err", bad.sender, line))
-        again = go_on(self.begun or "RUN")
         if bad.code < 0:
             name = signal.Signals(-bad.code).name
             what = f"process {bad.sender} of the training was killed ({name}), and the others ended"

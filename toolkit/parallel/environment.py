@@ -40,7 +40,7 @@ class Machines:
     rank: int = 0
     address: str = "127.0.0.1"
     port: int = 0
-    """0: any free one, where there is one machine only."""
+    """Not used where there is one machine only: its processes meet at a free one, on loopback."""
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import EngineError, ToolkitError
+from toolkit.parallel import loopback
 from toolkit.parallel.environment import Machines
 
 if TYPE_CHECKING:
@@ -69,25 +69,21 @@ def _wait(launched: Future[Any]) -> None:
 def _config(processes: int, machines: Machines) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
-    port = machines.port or _free_port()
+    alone = machines.count == 1
+    if alone:
+        loopback.register()
     return LaunchConfig(
         min_nodes=machines.count,
         max_nodes=machines.count,
         nproc_per_node=processes,
         run_id="toolkit",
-        rdzv_backend="static",
-        rdzv_endpoint=f"{machines.address}:{port}",
+        rdzv_backend=loopback.BACKEND if alone else "static",
+        rdzv_endpoint=f"{machines.address}:{machines.port}",
         rdzv_configs={"rank": machines.rank},
         rdzv_timeout=MEETING_S,
         max_restarts=0,
-        local_addr="127.0.0.1" if machines.count == 1 else None,
+        local_addr=loopback.ADDRESS if alone else None,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _share_machine(processes: int, machines: Machines) -> None:
