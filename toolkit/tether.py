@@ -25,6 +25,8 @@ def _end_with_the_starter() -> None:
 
 
 if __name__ == "__main__":
+    # Ray starts its workers with Ctrl-C blocked, which every child inherits.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

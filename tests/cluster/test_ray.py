@@ -127,7 +127,7 @@ def test_a_users_fault_comes_back_as_it_is_and_no_stage_follows(
     words = ("--ray", cluster["client"], "--to", "eval", "grpo.max_prompt_length=1")
     failed = toolkit(tmp_path, "train", recipe.name, *words, **CLUSTER)
     assert failed.returncode == 2, failed.stderr
-    assert "one step needs 2 rows, and there are 0" in failed.stderr and "╭─ error" in failed.stderr
+    assert "one step needs 2 rows, and there are 0" in failed.stderr, failed.stderr
     assert "Traceback" not in failed.stderr and "2/2 eval" not in failed.stdout
     assert not NOISE.search(failed.stdout + failed.stderr)
     assert [read_state(run)["state"] for run in runs(tmp_path)] == ["failed"]

@@ -24,9 +24,13 @@ def _handler(parameters: Any) -> Any:
     from torch.distributed import TCPStore
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+    class LoopbackRendezvous(StaticTCPRendezvous):
+        def get_backend(self) -> str:
+            return BACKEND
+
     listener = socket.create_server((ADDRESS, 0))
     port, wait_s = listener.getsockname()[1], int(parameters.config["timeout"])
-    handler = StaticTCPRendezvous(ADDRESS, port, 0, 1, parameters.run_id, wait_s)
+    handler = LoopbackRendezvous(ADDRESS, port, 0, 1, parameters.run_id, wait_s)
     handler._store = TCPStore(
         ADDRESS, port, 1, True, timedelta(seconds=wait_s), multi_tenant=True, master_listen_fd=listener.detach()
     )
