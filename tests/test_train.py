@@ -19,9 +19,10 @@ from toolkit.errors import DataError, EngineError
 from toolkit.rewards import RewardBase
 from toolkit.rundir import RunDir
 from toolkit.tasks.base import Row
-from toolkit.train import _examples, _say_notices, _short_enough
+from toolkit.train import _say_notices
 from toolkit.train.display import LOSS_NOTE, Display
 from toolkit.train.record import Recorder, last_checkpoint, read_state, write_state
+from toolkit.train.rows import short_enough, worked_examples
 from toolkit.train.signals import stop_on_signals
 
 LOGS: dict[str, Any] = {
@@ -230,16 +231,16 @@ POLICY: Any = SimpleNamespace(prompt_ids=lambda messages: list(messages[-1]["con
 
 def test_rows_with_long_prompts_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small_recipe("org/model")
-    kept = _short_enough(POLICY, recipe, rows(10, 96, 97, 200))
+    kept = short_enough(POLICY, recipe, rows(10, 96, 97, 200))
     assert [len(row.question) for row in kept] == [10, 96]
     assert "2 of 4 rows have prompts over 96 tokens" in capsys.readouterr().err
-    assert len(_short_enough(POLICY, recipe, rows(1, 2))) == 2
+    assert len(short_enough(POLICY, recipe, rows(1, 2))) == 2
     assert capsys.readouterr().err == ""
 
 
 def test_too_few_rows_for_a_step_is_an_error_with_the_way_out() -> None:
     with pytest.raises(DataError, match="one step needs 2 rows, and there are 1") as caught:
-        _short_enough(POLICY, small_recipe("org/model"), rows(10, 200, 200))
+        short_enough(POLICY, small_recipe("org/model"), rows(10, 200, 200))
     assert "grpo.max_prompt_length" in str(caught.value.hint)
 
 
@@ -251,9 +252,10 @@ def test_what_was_done_to_the_rows_is_said_once(capsys: pytest.CaptureFixture[st
 
 def test_a_warm_up_without_worked_solutions_is_an_error_with_the_way_out() -> None:
     recipe = small_recipe("org/model")
-    assert [row.id for row, _ in _examples(recipe, rows(1, 1, 1, 1, 1))] == ["0", "1", "2", "3"]
+    some = rows(1, 1, 1, 1, 1)
+    assert [chat for chat, _ in worked_examples(recipe, some)] == [recipe.task.messages(row) for row in some[:4]]
     with pytest.raises(DataError, match="the task has 0") as caught:
-        _examples(recipe, rows(1, 1, 1, solution=None))
+        worked_examples(recipe, rows(1, 1, 1, solution=None))
     assert "warmup" in str(caught.value.hint)
 
 

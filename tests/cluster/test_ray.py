@@ -35,15 +35,18 @@ if versions.build("ray") is None and os.environ.get("REQUIRE_RAY") != "1":
     pytest.skip("Ray is not installed: make test-ray", allow_module_level=True)
 
 NOISE = re.compile(r"raylet|RayTrainWorker|TrainController|TrainTrainable|pid=|\(autoscaler")
-LONG = ("grpo.max_steps=150", "grpo.learning_rate=1e-5")
-"""Long enough to be stopped in the middle."""
+STEPS = 120
+LONG = (f"grpo.max_steps={STEPS}", "grpo.learning_rate=1e-5")
+"""Long enough to be stopped in the middle: a step takes some hundredths of a second."""
 
 
 @pytest.fixture
 def recipe(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     """Two steps of the tiny model, and a reward with spread."""
     rewards = [{"name": "length", "ideal": 3}]
-    small = small_recipe(str(tiny_checkpoint), eval={"rows": 4, "samples": 2}, export={"gguf": ["f16"]})
+    source = str(tiny_checkpoint)
+    model = {"source": source, "fast_inference": False}
+    small = small_recipe(source, model=model, eval={"rows": 4, "samples": 2})
     file = tmp_path / "tiny.yaml"
     file.write_text(json.dumps(small.model_dump(mode="json") | {"rewards": rewards}), encoding="utf-8")
     return file
@@ -138,7 +141,7 @@ def test_ctrl_c_saves_a_job_and_the_usual_command_goes_on(
 ) -> None:
     words = ("--ray", cluster["gcs"], "--processes", "2")
     job = begun(tmp_path, "train", recipe.name, *words, *LONG, **CLUSTER)
-    assert send_when(job, tmp_path / "output.txt", "step 1/150", signal.SIGINT) == 130
+    assert send_when(job, tmp_path / "output.txt", f"step 1/{STEPS}", signal.SIGINT) == 130
     said = (tmp_path / "output.txt").read_text()
     (run,) = runs(tmp_path)
     assert read_state(run)["state"] == "stopped" and not run.adapter.exists()
@@ -146,13 +149,13 @@ def test_ctrl_c_saves_a_job_and_the_usual_command_goes_on(
     assert f"toolkit train --resume runs/{run.path.name} --ray {cluster['gcs']} --processes 2" in said
     again = toolkit(tmp_path, "train", "--resume", f"runs/{run.path.name}", *words, **CLUSTER)
     assert again.returncode == 0, again.stderr
-    assert read_state(run)["state"] == "done" and [step for _, step in steps(run)][-1] == 150
+    assert read_state(run)["state"] == "done" and [step for _, step in steps(run)][-1] == STEPS
 
 
 def test_a_sweep_is_stopped_goes_on_and_repeats_nothing(recipe: Path, tmp_path: Path) -> None:
     words = ("sweep", recipe.name, "grpo.max_prompt_length=96,1,95", *LONG)
     stopped = begun(tmp_path, *words)
-    assert send_when(stopped, tmp_path / "output.txt", "[1/3] step 1/150", signal.SIGINT) == 130
+    assert send_when(stopped, tmp_path / "output.txt", f"[1/3] step 1/{STEPS}", signal.SIGINT) == 130
     said = (tmp_path / "output.txt").read_text()
     assert re.search(r"96 +stopped", said) and re.search(r"95 +not started", said)
     assert f"the same again: {' '.join(['toolkit', *words])}" in said
