@@ -35,6 +35,7 @@ EVERYTHING_ELSE: dict[str, Any] = {
         "model.gpu_memory_utilization",
         "model.load_in_8bit",
         "model.standby",
+        "model.vllm_server",
         "model.full_finetuning",
         "grpo.max_prompt_length",
     )

@@ -247,8 +247,8 @@ def test_a_draw_behind_the_last_token_gives_the_last_token_with_mass() -> None:
 
 def test_rows_are_drawn_independently() -> None:
     probabilities = torch.full((64, 300), 1 / 300)
-    uniform = [module.uniforms(2, prompt, sample, 1) for prompt in range(8) for sample in range(8)]
-    tokens = module.invert(probabilities, torch.from_numpy(numpy.stack(uniform)))
+    numbers = [module.Numbers(2, prompt, sample) for prompt in range(8) for sample in range(8)]
+    tokens = module.invert(probabilities, module.column(numbers, 0, "cpu"))
     assert len(set(tokens.tolist())) > 40
 
 

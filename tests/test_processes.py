@@ -94,12 +94,12 @@ def test_two_processes_train_what_one_does(
     assert_close(one, two)
     rows = drawn(two)
     assert len(rows) == 5 * 4 * 4 and len({row["completion"] for row in rows}) > 60
-    assert any(not line["dead_groups"] for line in lines(two) if line["stage"] == "grpo")
+    assert any(line["dead_groups"] < 1 for line in lines(two) if line["stage"] == "grpo")
     manifest = json.loads(two.manifest.read_text(encoding="utf-8"))
     assert manifest["setting"]["processes"] == manifest["plan"]["processes"] == 2
     assert len(list((tmp_path / "runs").iterdir())) == 1, "one process writes"
     said = (tmp_path / "output.txt").read_text(encoding="utf-8")
-    assert said.count("step 5/5") == 1 and said.count("run: ") == 1 and "Traceback" not in said
+    assert said.count("step 5/5") == 1 and said.count("\nrun: ") == 1 and "Traceback" not in said
 
 
 def worker(process: subprocess.Popen[bytes], rank: int) -> psutil.Process:

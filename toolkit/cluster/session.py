@@ -22,6 +22,8 @@ FORMS = "--ray local, --ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
 TOKEN = "one that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
 REACH_S = 10
 _ADDRESS = re.compile(r"(ray://)?\[?([^\s/\]\[]+)\]?:(\d{1,5})")
+_NO_KILLING = {"RAY_memory_monitor_refresh_ms": "0"}
+"""Ray would end its workers where any program has filled the machine's memory; the training itself explains a lack of it."""
 _STORE_BYTES = 100 * 2**20
 """Of Ray's object store, of which it would else take a third of the memory: only words go through it."""
 
@@ -57,8 +59,8 @@ def connected(address: str, *, workers: int = 1) -> Iterator[None]:
             # Ray's own switch for machines that cannot be part of a cluster. Without it every port is open to the network,
             # and whoever reaches one runs code here; _node_ip_address="127.0.0.1" is replaced by the outer address.
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-            # Against this machine's other users. Ray would leave a token of its own readable in the home folder.
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            # Against this machine's other users. Ray would leave a token of its own, readable, in the home folder.
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} | _NO_KILLING
             scratch = stack.enter_context(_short_folder())
             arguments |= _own_ray(scratch, workers)
         ray = _begin(address, arguments)

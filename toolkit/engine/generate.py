@@ -48,18 +48,17 @@ def batches(
     """
     import torch
 
-    def answer(batch: list[int], uniform: torch.Tensor, greedy: torch.Tensor) -> list[Completion]:
+    def answer(batch: list[int], numbers: list[Numbers], greedy: torch.Tensor) -> list[Completion]:
         with torch.inference_mode(), _grouped_attention(model):
             chosen = [prompts[index] for index in batch]
-            return _Decoder(model, chosen, sampling, uniform.to(model.device), greedy.to(model.device)).run(batch)
+            return _Decoder(model, chosen, sampling, numbers, greedy.to(model.device)).run(batch)
 
-    return in_batches(prompts, answer, sampling, done=done, **draws)
+    return in_batches(prompts, answer, done=done, **draws)
 
 
 def in_batches(
     prompts: Prompts,
-    answer: Callable[[list[int], torch.Tensor, torch.Tensor], list[Completion]],
-    sampling: Sampling,
+    answer: Callable[[list[int], list[Numbers], torch.Tensor], list[Completion]],
     *,
     samples: int = 1,
     seed: int = 0,
@@ -68,24 +67,42 @@ def in_batches(
     greedy_too: bool = False,
     done: Sequence[Drawn] = (),
 ) -> Iterator[Drawn]:
-    """The batches that `answer` draws, given their prompts' indices, each row's numbers in [0, 1) [rows, tokens], and
-    which rows [rows] take the likeliest token instead."""
-    import numpy
+    """The batches that `answer` draws, given their prompts' indices, each row's numbers, and which rows [rows] take the
+    likeliest token instead."""
     import torch
 
     order = list(like_lengths(prompts, max(1, batch_rows // (samples + greedy_too))))
     for batch in order[len(done) :]:
         rows = [(index, sample) for index in batch for sample in range(-greedy_too, samples)]
-        numbers = [uniforms(seed, first + index, sample, sampling.max_new_tokens) for index, sample in rows]
-        greedy = torch.tensor([sample < 0 for _, sample in rows])
-        yield Drawn(answer(batch, torch.from_numpy(numpy.stack(numbers)), greedy))
+        numbers = [Numbers(seed, first + index, sample) for index, sample in rows]
+        yield Drawn(answer(batch, numbers, torch.tensor([sample < 0 for _, sample in rows])))
 
 
-def uniforms(seed: int, prompt: int, sample: int, count: int) -> Any:
-    """A row's random numbers, one a token: float32 [count] in [0, 1). `sample` -1 is the greedy answer, which uses none."""
-    import numpy
+class Numbers:
+    """A row's random numbers in [0, 1), float32, one a token, made as they are asked for: a limit may be any number of tokens.
 
-    return numpy.random.default_rng([seed, prompt, sample + 1]).random(count, dtype=numpy.float32)
+    `sample` -1 is the greedy answer, which uses none.
+    """
+
+    AHEAD = 64
+
+    def __init__(self, seed: int, prompt: int, sample: int) -> None:
+        import numpy
+
+        self._source = numpy.random.default_rng([seed, prompt, sample + 1])
+        self._known: list[float] = []
+
+    def __getitem__(self, at: int) -> float:
+        while at >= len(self._known):
+            self._known += self._source.random(self.AHEAD, dtype="float32").tolist()
+        return self._known[at]
+
+
+def column(numbers: Sequence[Numbers], at: int, device: Any) -> torch.Tensor:
+    """Every row's number for this token: [rows, 1]."""
+    import torch
+
+    return torch.tensor([row[at] for row in numbers], device=device)[:, None]
 
 
 def like_lengths(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
@@ -102,13 +119,13 @@ class _Decoder:
         model: Any,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        uniform: torch.Tensor,
+        numbers: Sequence[Numbers],
         greedy: torch.Tensor,
     ) -> None:
         import torch
 
-        self.model, self.sampling, self.uniform, self.greedy = model, sampling, uniform, greedy
-        self.samples = len(uniform) // len(prompts)
+        self.model, self.sampling, self.numbers, self.greedy = model, sampling, numbers, greedy
+        self.samples = len(numbers) // len(prompts)
         self.length = max(len(prompt) for prompt in prompts)
         # Padding behind the shared beginning would take up room in a sliding window.
         alike = exact_for(model) or all(len(prompt) == self.length for prompt in prompts)
@@ -157,7 +174,7 @@ class _Decoder:
 
         keep = torch.tensor(slots, device=tokens.device)
         self.seen, self.padding = self.seen[keep], self.padding[keep]
-        self.uniform, self.greedy = self.uniform[keep], self.greedy[keep]
+        self.numbers, self.greedy = [self.numbers[slot] for slot in slots], self.greedy[keep]
         self.cache.batch_select_indices(keep)
         return tokens[keep]
 
@@ -203,7 +220,8 @@ class _Decoder:
         return output.logits[:, -1].float()
 
     def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return draw_tokens(logits, self.seen, self.sampling, greedy=self.greedy, uniform=self.uniform[:, at : at + 1])
+        uniform = column(self.numbers, at, logits.device)
+        return draw_tokens(logits, self.seen, self.sampling, greedy=self.greedy, uniform=uniform)
 
 
 def draw_tokens(

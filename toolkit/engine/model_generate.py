@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from toolkit.engine.completions import Completion, Drawn, Draws, Prompts, Sampling
-from toolkit.engine.generate import draw_tokens, in_batches
+from toolkit.engine.generate import Numbers, column, draw_tokens, in_batches
 
 if TYPE_CHECKING:
     import torch
@@ -32,14 +32,14 @@ def batches(
 ) -> Iterator[Drawn]:
     """As `generate.batches`, with the same random numbers."""
 
-    def answer(batch: list[int], uniform: torch.Tensor, greedy: torch.Tensor) -> list[Completion]:
-        rows = [Completion(index) for index in batch for _ in range(len(uniform) // len(batch))]
-        drawer = _Drawer(sampling, uniform.to(model.device), greedy.to(model.device))
+    def answer(batch: list[int], numbers: list[Numbers], greedy: torch.Tensor) -> list[Completion]:
+        rows = [Completion(index) for index in batch for _ in range(len(numbers) // len(batch))]
+        drawer = _Drawer(sampling, numbers, greedy.to(model.device))
         _generate(model, [prompts[row.prompt_index] for row in rows], sampling, drawer)
         drawer.write(rows)
         return rows
 
-    return in_batches(prompts, answer, sampling, done=done, **draws)
+    return in_batches(prompts, answer, done=done, **draws)
 
 
 def _generate(model: Any, prompts: Prompts, sampling: Sampling, drawer: _Drawer) -> None:
@@ -66,16 +66,15 @@ def _generate(model: Any, prompts: Prompts, sampling: Sampling, drawer: _Drawer)
 class _Drawer:
     """A logits processor that draws: it leaves the token it drew as the only one, which `generate` then takes."""
 
-    def __init__(self, sampling: Sampling, uniform: torch.Tensor, greedy: torch.Tensor) -> None:
-        self.sampling, self.uniform, self.greedy = sampling, uniform, greedy
+    def __init__(self, sampling: Sampling, numbers: Sequence[Numbers], greedy: torch.Tensor) -> None:
+        self.sampling, self.numbers, self.greedy = sampling, numbers, greedy
         self.tokens: list[torch.Tensor] = []
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         import torch
 
-        at = len(self.tokens)
-        uniform = self.uniform[:, at : at + 1]
+        uniform = column(self.numbers, len(self.tokens), scores.device)
         tokens, logprobs = draw_tokens(scores.float(), input_ids, self.sampling, greedy=self.greedy, uniform=uniform)
         self.tokens.append(tokens)
         self.logprobs.append(logprobs)

@@ -108,9 +108,11 @@ def build_grpo_trainer(
     if recipe.grpo.resample_rounds:
         kind = resampling_trainer(kind, recorder, recipe, [row.id for row in rows])
     arguments = grpo_arguments(recipe, policy.setting, folder)
+    config = _as_asked(trl.GRPOConfig, arguments)
+    _unnumbered(config)
     trainer = kind(
         model=policy.model,
-        args=_as_asked(trl.GRPOConfig, arguments),
+        args=config,
         train_dataset=Dataset.from_list(
             [{"prompt": policy.template.chat(recipe.task.messages(row)), ROW_COLUMN: row.id} for row in rows]
         ),
@@ -131,7 +133,6 @@ def _as_asked(kind: Any, arguments: dict[str, Any]) -> Any:
     """The configuration with these arguments. Unsloth's replaces some that it holds for mistakes: that is an error here."""
     config = kind(**arguments)
     _require_held(config, arguments)
-    _unnumbered(config)
     return config
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.engine.completions import Sampling
-from toolkit.engine.generate import invert, truncate, uniforms
+from toolkit.engine.generate import Numbers, invert, truncate
 
 
 class Dice:
@@ -19,12 +19,12 @@ class Dice:
 
     def __init__(self) -> None:
         self.sampling = Sampling(max_new_tokens=1)
-        self.rows: dict[str, Any] = {}
+        self.rows: dict[str, Numbers] = {}
         """By the row's key: numbers in [0, 1), one a token."""
 
     def throw(self, key: str, seed: int, prompt: int, sample: int) -> None:
         """Numbers for one row, as `generate` draws them."""
-        self.rows[key] = uniforms(seed, prompt, sample, self.sampling.max_new_tokens)
+        self.rows[key] = Numbers(seed, prompt, sample)
 
 
 def install(worker: Any, dice: Dice) -> None:
@@ -58,7 +58,7 @@ def _sampler_kind() -> Any:
             requests: Mapping[str, Any] = self.runner.requests
             states = [requests[name] for name in self.runner.input_batch.req_ids]
             keyed = [(state.sampling_params.extra_args["row"], len(state.output_token_ids)) for state in states]
-            return torch.tensor([float(self.dice.rows[key][at]) for key, at in keyed])[:, None]
+            return torch.tensor([self.dice.rows[key][at] for key, at in keyed])[:, None]
 
     return RowSampler
 
