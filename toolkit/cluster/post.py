@@ -119,10 +119,11 @@ def require_ended_well(job: Any, *, go_on: str) -> None:
     `go_on`: the command that goes on then. Ray says on stdout, unasked, how it lost a worker.
     """
     import ray  # type: ignore[import-not-found]
+    from ray.exceptions import RayTaskError  # type: ignore[import-not-found]
 
     try:
         ray.get(job)
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         if "No module named 'toolkit'" in str(error):
             what = "a machine of the cluster lacks the toolkit"
             raise ToolkitError(what, hint="every machine needs the same set-up: docs/scaling.md") from error

@@ -64,12 +64,14 @@ def connected(address: str, *, workers: int = 1) -> Iterator[None]:
             scratch = stack.enter_context(_short_folder())
             arguments |= _own_ray(scratch, workers)
         ray = _begin(address, arguments)
+        from ray.exceptions import RayError, RayTaskError  # type: ignore[import-not-found]
+
         stack.callback(ray.shutdown)
         try:
             yield
-        except ray.exceptions.RayTaskError:  # a bug in what ran there
+        except RayTaskError:  # a bug in what ran there
             raise
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise ToolkitError(f"Ray was lost: {_first_line(error)}", where=address, hint="ray status") from error
 
 

@@ -96,11 +96,12 @@ def _start(trials: Sequence[Trial], around: Surroundings, post: Any, *, at_once:
     """The sweep as a Ray object. It runs inside the cluster, so that a client outside of it needs no part of Ray Tune."""
     import ray  # type: ignore[import-not-found]
 
-    drive = ray.remote(num_cpus=0, max_retries=0)(_drive)
-    return drive.remote(trials, around, post, at_once, {"CPU": cores} | ({"GPU": gpus} if gpus else {}))
+    drive: Any = ray.remote(num_cpus=0, max_retries=0)(_drive)
+    resources: dict[str, float] = {"CPU": cores, "GPU": gpus} if gpus else {"CPU": cores}
+    return drive.remote(trials, around, post, at_once, resources)
 
 
-def _drive(trials: Sequence[Trial], around: Surroundings, post: Any, at_once: int, resources: dict[str, int]) -> None:
+def _drive(trials: Sequence[Trial], around: Surroundings, post: Any, at_once: int, resources: dict[str, float]) -> None:
     os.environ |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
     from ray import tune  # type: ignore[import-not-found]
 

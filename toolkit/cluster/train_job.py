@@ -168,7 +168,8 @@ def _work(config: dict[str, Any]) -> None:
     job, post = config["job"], config["post"]
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    address, port = broadcast_from_rank_zero(_meeting_point() if rank == 0 else None)
+    meeting: Any = broadcast_from_rank_zero(_meeting_point() if rank == 0 else None)
+    address, port = meeting
     local = context.get_local_rank(), context.get_local_world_size()
     # One process alone is no group: it would be wrapped as one.
     place = Place(rank, world, *local, address, port).variables() if world > 1 else {}
