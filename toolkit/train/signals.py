@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +28,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.asked = True
         console.err.print(f"\n{signal.Signals(number).name}: finishing this step and saving; once more stops at once")
 
-    # Only a main thread may ask for them: a job that runs in another one is stopped by its scheduler.
-    wanted = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, on_signal) for number in wanted}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
